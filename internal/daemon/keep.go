@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
@@ -38,26 +39,31 @@ import (
 // something is wrong that waiting does not mend, and who waits should hear of it. Eight starts that fail at once fit.
 const letGo = 30 * time.Second
 
-// forgiven is how many seconds of waiting a second of service makes up for: a fifth of the time is enough.
-const forgiven = 4
+// glance is how often who counts that time looks at the clock. If it was away for twice as long, it had no processor,
+// and cannot tell whether the process that it waits for had one (as in cache/peer): that time does not count.
+const glance = time.Second
 
-// KeptEnv describes what a process inherits.
-const KeptEnv = "SHOAL_KEPT"
+const forgiven = 4 // seconds of waiting, for each second of service: a fifth of the time is enough
 
-// codeRenewed is the exit code of a child that wants to be replaced (EX_TEMPFAIL).
-const codeRenewed = 75
+const KeptEnv = "SHOAL_KEPT" // what a process inherits
+
+const codeRenewed = 75 // exit code of a child that wants to be replaced (EX_TEMPFAIL)
 
 // inheritance is the value of KeptEnv. Descriptors are numbers of the process that inherits.
 type inheritance struct {
-	To      int       `json:",omitempty"` // the socket by which keepsakes go to the supervisor
-	Parent  int       `json:",omitempty"` // the supervisor; once it was killed another process is the parent
-	Until   time.Time // when they are let go
-	Renewed bool      `json:",omitempty"` // the predecessor wanted to be replaced
-	Failed  string    `json:",omitempty"` // why this is the old program
+	To      int           `json:",omitempty"` // the socket by which keepsakes go to the supervisor
+	Parent  int           `json:",omitempty"` // the supervisor; once it was killed another process is the parent
+	Left    time.Duration `json:",omitempty"` // until they are let go
+	Until   time.Time     // when that is, for programs that know no Left: meanwhile the clock may be set
+	Renewed bool          `json:",omitempty"` // the predecessor wanted to be replaced
+	Failed  string        `json:",omitempty"` // why this is the old program
 	// what was executed first: its file may have been moved since, and this process may be of it all the same
 	Program string
 	Kept    []keepsake `json:",omitempty"`
 }
+
+// wait is how long keepsakes may still wait.
+func (i inheritance) wait() time.Duration { return cmp.Or(i.Left, time.Until(i.Until)) }
 
 type keepsake struct {
 	ID   string
@@ -121,7 +127,7 @@ func (k *keeping) put(n *keepsake) {
 // own is what this process has from its predecessor, and what it keeps itself.
 var own struct {
 	inheritance
-	left keeping // of the predecessor, not taken yet
+	left keeper // of the predecessor, not taken yet
 	kept keeping
 	mu   sync.Mutex // of to
 	to   *net.UnixConn
@@ -149,12 +155,8 @@ func init() {
 			own.to, _ = c.(*net.UnixConn)
 		}
 		_ = f.Close()
-		letGoAt(own.Until)
+		own.left.letGoIn(own.wait())
 	}
-}
-
-func letGoAt(until time.Time) {
-	time.AfterFunc(time.Until(until), func() { own.left.remove(func(*keepsake) bool { return true }) })
 }
 
 // RenewalFailed returns why this process is not of the program that was to replace its predecessor; "" if it is, or if
@@ -270,8 +272,7 @@ func Renew(again Again) error {
 	if err != nil {
 		return err
 	}
-	// The program that runs, even if there is another in its place now.
-	const self = "/proc/self/exe"
+	const self = "/proc/self/exe" // the program that runs, even if there is another in its place now
 	env := append(append(os.Environ(), again.Env...), KeptEnv+"="+string(text))
 	err = &os.PathError{Op: "execute", Path: self, Err: syscall.Exec(self, append(os.Args[:1:1], again.Args...), env)}
 	for _, n := range heir.Kept {
@@ -293,8 +294,9 @@ type keeper struct {
 	waiting bool          // something is not served
 	since   time.Time     // when waiting last changed
 	waited  time.Duration // at since: how long something was not served, less what is forgiven
+	looked  time.Time     // at the clock, while waiting
 	patient time.Duration // how long a keepsake may wait
-	timer   *time.Timer
+	timer   *time.Timer   // of the next look
 }
 
 // newKeeper has what Renew has left.
@@ -302,7 +304,7 @@ func newKeeper() *keeper {
 	k := &keeper{renewed: successor(), patient: letGo}
 	if k.all, own.left.all = own.left.all, nil; k.renewed {
 		k.good, _ = os.Open("/proc/self/exe")
-		k.begin()
+		k.letGoIn(letGo)
 	}
 	return k
 }
@@ -322,8 +324,8 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 		return nil, nil, err
 	}
 	const first = 4 // descriptor, after the pipe of ReadyEnv
-	heir := inheritance{To: first, Until: k.until(), Renewed: k.renewed, Failed: k.failed,
-		Program: own.Program, Parent: os.Getpid()}
+	heir := inheritance{To: first, Left: k.left(), Until: time.Now().Add(k.left()), Renewed: k.renewed,
+		Failed: k.failed, Program: own.Program, Parent: os.Getpid()}
 	cmd.ExtraFiles = []*os.File{theirs}
 	for _, o := range k.all {
 		n := keepsake{ID: o.ID, Name: o.Name}
@@ -340,32 +342,60 @@ func (k *keeper) gift(cmd *exec.Cmd) (ours *net.UnixConn, theirs *os.File, err e
 
 // begin begins the time in which keepsakes must be taken, or goes on with it. k is locked.
 func (k *keeper) begin() {
-	if !k.waiting && len(k.all) > 0 { // or nothing waits
-		k.waited = max(k.waited-forgiven*min(time.Since(k.since), k.patient), 0)
-		k.waiting, k.since = true, time.Now()
-	}
-	if k.timer != nil {
-		k.timer.Stop()
-	}
 	for _, o := range k.all {
 		o.taken = false
 	}
-	k.timer = time.AfterFunc(time.Until(k.until()), func() {
+	if !k.waiting && len(k.all) > 0 { // or nothing waits
+		k.waited = max(k.waited-forgiven*min(time.Since(k.since), k.patient), 0)
+		k.waiting, k.since, k.looked = true, time.Now(), time.Now()
+	}
+	k.rest()
+}
+
+// letGoIn begins that time for what a predecessor has left.
+func (k *keeper) letGoIn(d time.Duration) {
+	k.Lock()
+	defer k.Unlock()
+	k.patient = d
+	k.begin()
+}
+
+// left is how long what is not taken may still wait. k is locked.
+func (k *keeper) left() time.Duration {
+	if !k.waiting {
+		return k.patient
+	}
+	if gone := time.Since(k.looked); gone >= 2*glance {
+		k.since = k.since.Add(gone)
+	}
+	k.looked = time.Now()
+	return k.patient - k.waited - time.Since(k.since)
+}
+
+// rest waits for the next look. k is locked.
+func (k *keeper) rest() {
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+	k.timer = time.AfterFunc(min(k.left(), glance), k.look)
+}
+
+// look lets go what was not taken in time.
+func (k *keeper) look() {
+	k.Lock()
+	over := k.left() <= 0
+	if k.waiting && !over {
+		k.rest()
+	}
+	k.Unlock()
+	if over {
 		k.drop(func(o *keepsake) bool {
 			if !o.taken {
 				slog.Error("nothing has served it for too long, so it ends", "what", o.Name, "waited", k.patient)
 			}
 			return !o.taken
 		})
-	})
-}
-
-// until is when what is not taken by then is let go. k is locked.
-func (k *keeper) until() time.Time {
-	if !k.waiting {
-		return time.Now().Add(k.patient)
 	}
-	return k.since.Add(k.patient - k.waited)
 }
 
 // serve takes what a child keeps, until it ends.
@@ -403,7 +433,7 @@ func (k *keeper) settle() {
 	k.Lock()
 	defer k.Unlock()
 	if k.waiting && !slices.ContainsFunc(k.all, func(o *keepsake) bool { return !o.taken }) {
-		k.waited += time.Since(k.since)
+		k.waited = k.patient - k.left()
 		k.waiting, k.since = false, time.Now()
 	}
 }

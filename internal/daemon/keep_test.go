@@ -206,6 +206,41 @@ func TestDeathAfterOneWasLetGo(t *testing.T) {
 	}
 }
 
+// Seconds in which the keeper itself got no processor do not count, neither now nor after the next death.
+func TestFrozenKeeper(t *testing.T) {
+	for thaw, first := range map[string]func(k *keeper){
+		"the timer rings": (*keeper).look,
+		"the child dies":  func(k *keeper) { k.died(false, nil, "") },
+		"it takes all, and dies": func(k *keeper) {
+			k.take(&keepsake{ID: "1", Name: "a", taken: true})
+			k.died(true, nil, "")
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			k := newKeeper()
+			k.take(&keepsake{ID: "1", Name: "a", taken: true})
+			k.died(true, nil, "")
+			time.Sleep(letGo / 2)
+			synctest.Wait()
+			k.timer.Stop()
+			time.Sleep(2 * letGo)
+			first(k)
+			for _, c := range []struct {
+				after time.Duration
+				kept  int
+			}{{letGo/2 - 1, 1}, {1, 0}} {
+				time.Sleep(c.after)
+				synctest.Wait()
+				k.Lock()
+				if len(k.all) != c.kept {
+					t.Errorf("%s: %v later %d are kept, want %d", thaw, c.after, len(k.all), c.kept)
+				}
+				k.Unlock()
+			}
+		})
+	}
+}
+
 // exits are the ends of processes with an exit code.
 var exits = map[int]*exec.ExitError{}
 
@@ -244,4 +279,20 @@ func TestInheritedIsLetGo(t *testing.T) {
 	if !gone(w) {
 		t.Error("a copy is left")
 	}
+	if i := (inheritance{Left: letGo, Until: time.Now().Add(-time.Hour)}); i.wait() != letGo { // the clock was set
+		t.Errorf("it is let go in %v", i.wait())
+	}
+	synctest.Test(t, func(t *testing.T) {
+		own.left.put(&keepsake{Name: "x"})
+		own.left.letGoIn(letGo)
+		time.Sleep(letGo - 1)
+		if synctest.Wait(); !(Holder{}).Has("x") {
+			t.Error("it is let go too early")
+		}
+		time.Sleep(1)
+		if synctest.Wait(); (Holder{}).Has("x") {
+			t.Error("it is not let go")
+		}
+		own.left.timer = nil // which other bubbles must not touch
+	})
 }

@@ -28,16 +28,9 @@ import (
 const KeeperEnv = "SHOAL_KEEPER"
 
 const (
-	// letGoPod is letGo for pods: an image may have to be fetched for the next one.
-	letGoPod = 2 * time.Minute
-	// redial is the pause between attempts to reach a keeper that has ended.
-	redial = time.Second
+	letGoPod = 2 * time.Minute // letGo for pods: an image may have to be fetched for the next one
+	redial   = time.Second     // between attempts to reach a keeper that has ended
 )
-
-type keepers struct {
-	sync.Mutex
-	of map[string]*kept
-}
 
 // kept is what a keeper has of one name.
 type kept struct {
@@ -69,7 +62,7 @@ func ServeKeeper(ctx context.Context, address string) error {
 	if err := Own.Ready(); err != nil {
 		return err
 	}
-	all := keepers{of: map[string]*kept{}}
+	var all sync.Map // *kept by name
 	for {
 		c, err := handover.Accept(l.AcceptUnix, slog.Default())
 		if err != nil { // ctx has ended
@@ -77,14 +70,14 @@ func ServeKeeper(ctx context.Context, address string) error {
 		}
 		go func() {
 			defer func() { _ = c.Close() }()
-			if err := all.serve(c); err != nil {
+			if err := serveClient(c, &all); err != nil {
 				slog.Warn("a client of the keeper is not served", "cause", err)
 			}
 		}()
 	}
 }
 
-func (all *keepers) serve(c *net.UnixConn) error {
+func serveClient(c *net.UnixConn, all *sync.Map) error {
 	_ = c.SetDeadline(time.Now().Add(handover.Timeout))
 	var who keepsake
 	var err error
@@ -92,13 +85,8 @@ func (all *keepers) serve(c *net.UnixConn) error {
 		who.close()
 		return errors.Join(err, errors.New("it did not say what it is"))
 	}
-	all.Lock()
-	k := all.of[who.Name]
-	if k == nil {
-		k = &kept{keeper{patient: letGoPod}, make(chan struct{}, 1)}
-		all.of[who.Name] = k
-	}
-	all.Unlock()
+	known, _ := all.LoadOrStore(who.Name, &kept{keeper{patient: letGoPod}, make(chan struct{}, 1)})
+	k := known.(*kept)
 	select {
 	case k.turn <- struct{}{}: // the one before it has ended
 	case <-time.After(handover.Timeout):
@@ -125,7 +113,7 @@ func (k *kept) hand(c *net.UnixConn) error {
 			return err
 		}
 	}
-	return handover.WriteReply(c, inheritance{Until: k.until()})
+	return handover.WriteReply(c, inheritance{Left: k.left(), Until: time.Now().Add(k.left())})
 }
 
 // Connect lets the keeper at address, if there is one, have what this process will keep, and takes what a predecessor
@@ -138,10 +126,9 @@ func Connect(address, folder string) error {
 	if err := errors.Join(os.MkdirAll(folder, 0o700), unix.Stat(folder, &at)); err != nil {
 		return fmt.Errorf("cache directory %s: %w", folder, err)
 	}
-	// The folder of a node is the same one in each of its containers, whatever its path there.
-	name := fmt.Sprintf("%d:%d", at.Dev, at.Ino)
-	c, left, until, err := connect(address, name)
-	for begun := time.Now(); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED); c, left, until,
+	name := fmt.Sprintf("%d:%d", at.Dev, at.Ino) // of the same folder in each container of a node, whatever its path
+	c, left, wait, err := connect(address, name)
+	for begun := time.Now(); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED); c, left, wait,
 		err = connect(address, name) {
 		if time.Since(begun) > handover.Timeout {
 			return fmt.Errorf("%s=%s: %w (start `shoal keeper %s`, whose folder must be the same one here)",
@@ -153,7 +140,7 @@ func Connect(address, folder string) error {
 		return fmt.Errorf("%s=%s: %w", KeeperEnv, address, err)
 	}
 	own.to, own.away, own.left.all = c, true, left
-	letGoAt(until)
+	own.left.letGoIn(wait)
 	go func() {
 		for {
 			_, _ = c.Read(make([]byte, 1)) // it says no more
@@ -190,10 +177,10 @@ func Kept() bool {
 	return own.away && own.to != nil
 }
 
-func connect(address, name string) (c *net.UnixConn, left []*keepsake, until time.Time, err error) {
+func connect(address, name string) (c *net.UnixConn, left []*keepsake, wait time.Duration, err error) {
 	conn, err := dialUnix(strings.TrimPrefix(address, "unix://"))
 	if err != nil {
-		return nil, nil, until, err
+		return nil, nil, 0, err
 	}
 	c = conn.(*net.UnixConn)
 	_ = c.SetReadDeadline(time.Now().Add(2 * handover.Timeout))
@@ -206,7 +193,7 @@ func connect(address, name string) (c *net.UnixConn, left []*keepsake, until tim
 		if said.files, err = receive(c, &said); err == nil && said.Failed != "" {
 			err = errors.New(said.Failed)
 		} else if err == nil && len(said.files) == 0 {
-			return c, left, said.Until, c.SetReadDeadline(time.Time{})
+			return c, left, said.wait(), c.SetReadDeadline(time.Time{})
 		}
 		left = append(left, &said.keepsake)
 	}
@@ -214,5 +201,5 @@ func connect(address, name string) (c *net.UnixConn, left []*keepsake, until tim
 		k.close()
 	}
 	_ = c.Close()
-	return nil, nil, until, err
+	return nil, nil, 0, err
 }

@@ -56,13 +56,13 @@ func (c asClient) names() (names []string) {
 
 func newClient(t *testing.T, address, name string) asClient {
 	t.Helper()
-	c, left, until, err := connect(address, name)
+	c, left, wait, err := connect(address, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	if d := time.Until(until); d <= 0 || d > letGoPod {
-		t.Errorf("what was kept is let go in %v", d)
+	if wait <= 0 || wait > letGoPod {
+		t.Errorf("what was kept is let go in %v", wait)
 	}
 	return asClient{c, left}
 }
