@@ -252,6 +252,10 @@ func give(k *keepsake, files []*os.File) {
 // Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does
 // not return, but with an error.
 func Renew(again Again) error {
+	if own.away && !Kept() {
+		return fmt.Errorf("no keeper has the mounts now, and they would end with this process (start one at %s=%s, and "+
+			"run this again)", KeeperEnv, os.Getenv(KeeperEnv))
+	}
 	if own.away || own.to != nil && own.Parent == os.Getppid() {
 		os.Exit(codeRenewed)
 	}

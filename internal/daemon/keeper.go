@@ -48,6 +48,9 @@ func ServeKeeper(ctx context.Context, address string) error {
 		_ = conn.Close()
 		return fmt.Errorf("keeper %s: a keeper listens there already (its clients go on with it)", address)
 	}
+	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != fs.ModeSocket {
+		return fmt.Errorf("keeper %s: a file that is not a socket is there (remove it, or give another path)", address)
+	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("keeper %s: %w", address, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -115,6 +116,18 @@ func TestKeeper(t *testing.T) {
 	if err := ServeKeeper(t.Context(), address); err == nil {
 		t.Error("two keepers listen at one address")
 	}
+	file := filepath.Join(t.TempDir(), "notes")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := ServeKeeper(over, "unix://"+file); err == nil {
+		t.Error("a keeper listens in place of a file")
+	}
+	if _, err := os.ReadFile(file); err != nil {
+		t.Errorf("the file is gone: %v", err)
+	}
 	stop()
 }
 
@@ -122,6 +135,15 @@ func TestKeeper(t *testing.T) {
 func ended(r *os.File) (int, error) {
 	_ = r.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
 	return r.Read(make([]byte, 1))
+}
+
+// A process whose keeper has ended is not replaced: its mounts would end with it.
+func TestRenewWithoutTheKeeper(t *testing.T) {
+	own.away = true
+	defer func() { own.away = false }()
+	if err := Renew(Again{}); err == nil || !strings.Contains(err.Error(), KeeperEnv) {
+		t.Error(err)
+	}
 }
 
 // Who sends nonsense is not served, and harms nobody.
