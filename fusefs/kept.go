@@ -39,10 +39,8 @@ import (
 
 // Holder has the descriptors of mounts while no process serves them.
 type Holder interface {
-	// Keep gives a mount's descriptors to the holder, until drop is called.
-	Keep(mountpoint string, files ...*os.File) (drop func())
-	// Held takes the descriptors of a mount that was served by a process that is dead, or nil. The caller closes them.
-	Held(mountpoint string) []*os.File
+	Keep(mountpoint string, files ...*os.File) (drop func()) // gives it a mount's, until drop is called
+	Held(mountpoint string) []*os.File                       // of a dead process, or nil; the caller closes them
 }
 
 // Historian is a [Volume] whose versions have names that another process knows them by.
@@ -71,8 +69,7 @@ type Word struct {
 	Gone       uint64 `json:",omitempty"`
 }
 
-// memoText is where the memo's lines begin. Before it are the counts.
-const memoText = 4096
+const memoText = 4096 // where the memo's lines begin; before it are the counts
 
 type counts struct {
 	open  atomic.Int64 // files of the dataset
@@ -114,7 +111,8 @@ func (k *kept) begin() error {
 	return nil
 }
 
-// ReadMemo returns what a memo says. A last line that is cut off was not acted upon yet.
+// ReadMemo returns what a memo says that no process writes. A last line that is cut off was not acted upon yet. It is
+// removed, so that the next one is a line of its own.
 func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 	size, err := memo.Seek(0, io.SeekEnd)
 	if err != nil {
@@ -123,6 +121,12 @@ func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 	text := make([]byte, max(0, size-memoText))
 	if _, err := memo.ReadAt(text, memoText); err != nil {
 		return m, nil, fmt.Errorf("memo of a mount: %w", err)
+	}
+	if end := bytes.LastIndexByte(text, '\n') + 1; end < len(text) {
+		text = text[:end]
+		if err := memo.Truncate(memoText + int64(end)); err != nil {
+			return m, nil, fmt.Errorf("memo of a mount: %w", err)
+		}
 	}
 	first, rest, _ := bytes.Cut(text, []byte("\n"))
 	if err := json.Unmarshal(first, &m); err != nil {
@@ -147,8 +151,11 @@ func (k *kept) write(line any) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if _, err = k.memo.Seek(0, io.SeekEnd); err == nil {
-		_, err = k.memo.Write(append(b, '\n'))
+	end, err := k.memo.Seek(0, io.SeekEnd)
+	if err == nil {
+		if _, err = k.memo.Write(append(b, '\n')); err != nil {
+			_ = k.memo.Truncate(end) // half a line would spoil the next one
+		}
 	}
 	return err
 }
@@ -187,8 +194,7 @@ func takeKept(mountpoint string, h Holder) (k *kept, err error) {
 	return k, err
 }
 
-// errAborted says that a held mount is dead, but still in its place.
-var errAborted = errors.New("the mount was aborted")
+var errAborted = errors.New("the mount was aborted") // a held mount is dead, but still in its place
 
 // alive asks the kernel once. Who waited for it to report the end would be woken by every request.
 func (k *kept) alive() bool {
@@ -208,7 +214,7 @@ func (f *filesystem) keepable(path string, device *os.File, t *fuseio.Server, mo
 	}
 	k, err := newKept(device, Memo{path, mi.Device, f.opts.FsName, f.opts.Note, t.First(), mo.MaxWrite})
 	if err != nil {
-		f.log.Warn("the mount will not outlive this process", "mountpoint", path, "cause", err)
+		f.opts.Logger.Warn("the mount will not outlive this process", "mountpoint", path, "cause", err)
 		_ = k.memo.Close()
 		return
 	}

@@ -128,6 +128,30 @@ func TestGenerations(t *testing.T) {
 	})
 }
 
+// A process that is killed as it writes a word has said nothing, and what its successor writes is read.
+func TestMemoThatIsCutOff(t *testing.T) {
+	k, err := newKept(nil, Memo{Source: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer k.memo.Close()
+	for i, half := range []string{"", `{"Generation":9,"Ver`, `{"Generation":9,"Version":"v"}`} {
+		if _, err := k.memo.WriteString(half); err != nil {
+			t.Fatal(err)
+		}
+		m, words, err := ReadMemo(k.memo)
+		if err != nil || m.Source != "s" || len(words) != i {
+			t.Fatalf("%q: %v, %v, %v", half, m, words, err)
+		}
+		if err := k.write(Word{Generation: uint64(i + 1), Version: "v"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, words, err := ReadMemo(k.memo); err != nil || len(words) != 3 || words[2].Generation != 3 {
+		t.Errorf("%v, %v", words, err)
+	}
+}
+
 func TestDying(t *testing.T) {
 	if dying(uint32(os.Getpid())) {
 		t.Error("this process is not about to die")
