@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -17,8 +16,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 )
 
-// controlName is a folder that is not listed: it must not appear to ImageFolder as a class folder.
-const controlName = ".shoal"
+const controlName = ".shoal" // not listed: it must not appear to ImageFolder as a class folder
 
 // Control nodes, by their number.
 const (
@@ -41,8 +39,7 @@ var controlFiles = [...]string{
 var controlBits = [...]uint32{controlStats: 0o444, controlOrder: 0o444, controlRefresh: 0o644, controlProfile: 0o400,
 	controlPlan: 0o666}
 
-// maxPlanBytes limits the size of a plan: ten million paths of 100 bytes.
-const maxPlanBytes = 1 << 30
+const maxPlanBytes = 1 << 30 // ten million paths of 100 bytes
 
 // controlFolder is .shoal.
 //
@@ -57,7 +54,6 @@ const maxPlanBytes = 1 << 30
 type controlFolder struct {
 	c        Control
 	opts     Options
-	log      *slog.Logger
 	stopping <-chan struct{}
 	mounted  time.Time
 
@@ -96,8 +92,7 @@ type controlHandle struct {
 }
 
 func newControlFolder(c Control, o Options, stopping <-chan struct{}) *controlFolder {
-	return &controlFolder{c: c, opts: o, log: o.Logger, stopping: stopping, mounted: time.Now(),
-		handles: map[uint64]*controlHandle{}}
+	return &controlFolder{c: c, opts: o, stopping: stopping, mounted: time.Now(), handles: map[uint64]*controlHandle{}}
 }
 
 // fileName returns the name of a control file for Control.Get; "" of a plan that is not in force.
@@ -231,14 +226,13 @@ func (f *controlFolder) openFile(name string, flags uint32, out *fuse.OpenOut) f
 	if flags&syscall.O_ACCMODE != syscall.O_WRONLY {
 		text, err := f.c.Get(h.name)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			f.log.Warn("control file cannot be read", "file", controlName+"/"+h.name, "cause", err)
+			f.opts.Logger.Warn("control file cannot be read", "file", controlName+"/"+h.name, "cause", err)
 			return fuse.Status(errnoOf(err))
 		}
 		h.snapshot = text
 	}
 	out.Fh = f.add(h, flags&syscall.O_ACCMODE != syscall.O_RDONLY)
-	// The page cache would clip reads at the reported size, and keep old content.
-	out.OpenFlags = fuse.FOPEN_DIRECT_IO
+	out.OpenFlags = fuse.FOPEN_DIRECT_IO // the page cache would clip reads at the reported size, and keep old content
 	return fuse.OK
 }
 
@@ -246,7 +240,7 @@ func (f *controlFolder) openFile(name string, flags uint32, out *fuse.OpenOut) f
 func (f *controlFolder) openProfile(out *fuse.OpenOut) fuse.Status {
 	r, err := f.c.(Recorder).Record()
 	if err != nil {
-		f.log.Warn("the recording was not started", "cause", err)
+		f.opts.Logger.Warn("the recording was not started", "cause", err)
 		return fuse.EBUSY
 	}
 	out.Fh = f.add(&controlHandle{name: "profile", recording: r}, false)
@@ -267,17 +261,15 @@ func (f *controlFolder) read(in *fuse.ReadIn, buf []byte) (fuse.ReadResult, fuse
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	buf = buf[:min(len(buf), int(in.Size))]
 	if h.recording != nil {
-		return fuse.ReadResultData(buf[:h.recording.Read(buf[:min(len(buf), int(in.Size))])]), fuse.OK
+		return fuse.ReadResultData(buf[:h.recording.Read(buf)]), fuse.OK
 	}
 	text := h.snapshot
 	if h.whole {
 		text = h.staged
 	}
-	if in.Offset >= uint64(len(text)) {
-		return fuse.ReadResultData(nil), fuse.OK
-	}
-	n := copy(buf[:min(len(buf), int(in.Size))], text[in.Offset:])
+	n := copy(buf, text[min(in.Offset, uint64(len(text))):])
 	return fuse.ReadResultData(buf[:n]), fuse.OK
 }
 
@@ -340,7 +332,7 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 	if m := f.opts.Memory; m != nil {
 		if !m.Reserve(int64(want) - h.reserved) {
 			if want = n; !m.Reserve(int64(want) - h.reserved) {
-				f.log.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
+				f.opts.Logger.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
 				return syscall.ENOMEM
 			}
 		}
@@ -390,7 +382,7 @@ func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fus
 		err := f.c.Refresh(ctx)
 		f.did(who, h.name, err)
 		if err != nil {
-			f.log.Warn("refresh failed", "cause", err)
+			f.opts.Logger.Warn("refresh failed", "cause", err)
 			if errors.Is(err, context.Canceled) && interrupted(cancel) {
 				return fuse.EINTR
 			}
@@ -415,7 +407,7 @@ func (f *controlFolder) flush(cancel <-chan struct{}, who Caller, fh uint64) fus
 	err := f.c.PutPlan(name, text)
 	f.did(who, h.name, err)
 	if err != nil {
-		f.log.Warn("plan refused; the old one stays in force", "plan", name, "cause", err)
+		f.opts.Logger.Warn("plan refused; the old one stays in force", "plan", name, "cause", err)
 		return fuse.EINVAL
 	}
 	if !h.whole {
@@ -469,7 +461,7 @@ func (f *controlFolder) rename(who Caller, flags uint32, oldDir int, from string
 	err = f.c.PutPlan(to, text)
 	f.install.Unlock()
 	if f.did(who, "plans/"+to, err); err != nil {
-		f.log.Warn("plan refused; the old one stays in force", "plan", to, "cause", err)
+		f.opts.Logger.Warn("plan refused; the old one stays in force", "plan", to, "cause", err)
 		return fuse.EINVAL
 	}
 	return f.remove(who, from)
@@ -484,7 +476,7 @@ func (f *controlFolder) remove(who Caller, name string) fuse.Status {
 	}
 	f.did(who, "plans/"+name, err)
 	if err != nil {
-		f.log.Warn("the plan stays in force", "plan", name, "cause", err)
+		f.opts.Logger.Warn("the plan stays in force", "plan", name, "cause", err)
 		return fuse.Status(errnoOf(err))
 	}
 	return fuse.OK

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -37,7 +36,6 @@ type filesystem struct {
 	pages    atomic.Pointer[pages]
 	recorder Recorder // nil: nothing is recorded
 	opts     Options
-	log      *slog.Logger
 	gens     *generations
 	control  *controlFolder
 	stopping chan struct{} // closed when the server wants to end
@@ -81,8 +79,7 @@ func (f *filesystem) Lookup(_ <-chan struct{}, header *fuse.InHeader, name strin
 		node, ok := g.manifest.Lookup(index, name)
 		f.looked(g.manifest, header.Pid, node, ok)
 		if !ok {
-			// No node but a timeout: the kernel remembers that the name does not exist.
-			out.SetEntryTimeout(trusted)
+			out.SetEntryTimeout(trusted) // and no node: the kernel remembers that the name does not exist
 			return fuse.OK
 		}
 		if !g.retain(1) {
@@ -269,10 +266,9 @@ func (f *filesystem) readError(cancel <-chan struct{}, m *catalog.Manifest, file
 		if interrupted(cancel) {
 			return fuse.EINTR // the caller is gone: nothing to log
 		}
-		// Canceled by the engine: many programs would repeat an EINTR forever.
-		errno = syscall.EIO
+		errno = syscall.EIO // canceled by the engine: many programs would repeat an EINTR forever
 	}
-	f.log.Warn("read failed", "path", m.Path(file), "errno", errno.Error(), "cause", err)
+	f.opts.Logger.Warn("read failed", "path", m.Path(file), "errno", errno.Error(), "cause", err)
 	return fuse.Status(errno)
 }
 
@@ -306,8 +302,7 @@ func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status
 	return fuse.OK
 }
 
-// Access: the kernel calls it only without default_permissions, that is if only the
-// owner can access the mount.
+// Access: the kernel calls it only without default_permissions, that is if only the owner can access the mount.
 func (f *filesystem) Access(_ <-chan struct{}, in *fuse.AccessIn) fuse.Status {
 	g, k, index := f.resolve(nodeID(in.NodeId))
 	writable := k == kindControl && f.control.mode(index)&0o222 != 0

@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,9 +13,8 @@ import (
 
 // The kernel sends INTERRUPT when any signal reaches a thread that waits for a request, even one that the program
 // handles and then continues after: the Go runtime preempts with SIGURG, others have SIGCHLD or a timer. Answering
-// EINTR would fail reads in spite of SA_RESTART, and turn a page fault of a mapped file into SIGBUS. So an
-// interrupted request is given up only if its caller is about to die, according to /proc, as with a disk or a hard
-// NFS mount.
+// EINTR would fail reads in spite of SA_RESTART, and turn a page fault of a mapped file into SIGBUS. So an interrupted
+// request is given up only if its caller is about to die, according to /proc, as with a disk or a hard NFS mount.
 
 // requestContext is a context over go-fuse's cancel channel. It has one word, so it costs no allocation, and no
 // goroutine.
@@ -47,28 +47,25 @@ const dyingPoll = 50 * time.Millisecond
 // interrupted, is about to die, or when the server stops. stop frees it and waits for its goroutine.
 func callerContext(cancel, stopping <-chan struct{}, tid uint32) (ctx context.Context, stop func()) {
 	ctx, cancelCtx := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	var watching sync.WaitGroup
+	watching.Go(func() {
 		defer cancelCtx()
 		select {
 		case <-ctx.Done():
 			return
 		case <-cancel:
 		}
-		tick := time.NewTicker(dyingPoll)
-		defer tick.Stop()
 		for !dying(tid) {
 			select {
 			case <-ctx.Done():
 				return
 			case <-stopping:
 				return
-			case <-tick.C:
+			case <-time.After(dyingPoll):
 			}
 		}
-	}()
-	return ctx, func() { cancelCtx(); <-done }
+	})
+	return ctx, func() { cancelCtx(); watching.Wait() }
 }
 
 // harmless are the signals whose default action is to ignore, stop or continue.

@@ -54,11 +54,9 @@ type Volume interface {
 	// wait, as for a page that is not in the kernel's cache.
 	ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool
 
-	// WasRead says that n bytes of the file from off were read. process is as for Opened.
-	WasRead(m *catalog.Manifest, file int, off, n int64, process uint32)
+	WasRead(m *catalog.Manifest, file int, off, n int64, process uint32) // n bytes from off; process is as for Opened
 
-	// State returns the value of the attribute user.shoal.state: "kept", "staged" or "remote".
-	State(m *catalog.Manifest, file int) string
+	State(m *catalog.Manifest, file int) string // the attribute user.shoal.state: "kept", "staged" or "remote"
 
 	// Permissions returns a file's own mode bits, of which the mount shows those to read and to execute. If ok is
 	// false, everybody may read.
@@ -78,8 +76,7 @@ type Control interface {
 	// RemovePlan ends a plan, or fails with an error that wraps [fs.ErrNotExist] if there is none.
 	RemovePlan(name string) error
 
-	// Plans returns the names of the plans, for `ls .shoal/plans`.
-	Plans() []string
+	Plans() []string // their names, for `ls .shoal/plans`
 
 	// Refresh lists the source again and returns when a new version, if any, is in force. ctx ends when the caller is
 	// killed.
@@ -88,10 +85,8 @@ type Control interface {
 
 // Witness records the users of a mount. Its methods are called before the reply, so they must not wait.
 type Witness interface {
-	// Opening is called at every open of a file.
-	Opening(who Caller)
-	// Did is called after an action through a file of .shoal, "plans/NAME" or "refresh", with its error.
-	Did(who Caller, file string, err error)
+	Opening(who Caller)                     // of a file, each time
+	Did(who Caller, file string, err error) // after an action through a file of .shoal, "plans/NAME" or "refresh"
 }
 
 // Caller identifies the process of a request, as the kernel reports it.
@@ -101,14 +96,11 @@ type Caller struct {
 
 // Memory accounts for written plans until they are installed.
 type Memory interface {
-	// Reserve reserves n bytes and reports whether it could; otherwise the write fails with ENOMEM. It does not block.
-	Reserve(n int64) bool
-	// Release releases bytes.
+	Reserve(n int64) bool // does not block; if it cannot, the write fails with ENOMEM
 	Release(n int64)
 }
 
-// fsName names the file system to the kernel: its mounts are of type fuse.shoal.
-const fsName = "shoal"
+const fsName = "shoal" // for the kernel: mounts are of type fuse.shoal
 
 // Defaults of [Options].
 const (
@@ -148,9 +140,8 @@ type Options struct {
 // plusFits reports whether every listing also gives the kernel the files' attributes (READDIRPLUS), which saves a
 // LOOKUP at each file's stat or first open: find with a stat of each of a million files took 14 s and 2 s of this
 // process's CPU with it, and 37 s and 14 s with a LOOKUP each (BenchmarkMillion). But each file then costs the kernel
-// 1.1 KB, even in a walk that reads only names. The kernel frees that when it is short of memory; until then it may
-// use a sixteenth. Beyond that, listings include attributes only when the kernel expects to need them
-// (READDIRPLUS_AUTO).
+// 1.1 KB, even in a walk that reads only names. The kernel frees that when it is short of memory; until then it may use
+// a sixteenth. Beyond that, listings include attributes only when the kernel expects to need them (READDIRPLUS_AUTO).
 func plusFits(files int, memory int64) bool {
 	const kernelBytes = 952 + 192 // fuse_inode and dentry on Linux 6.18
 	return int64(files) <= memory/16/kernelBytes
@@ -189,9 +180,6 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	t, device, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
 	if err != nil {
 		f.kept.close()
-		if errors.Is(err, fuseio.ErrUnavailable) {
-			return nil, fmt.Errorf("mount on %s: %w", path, err)
-		}
 		return nil, mountError(path, root, err)
 	}
 	if why != "" {
@@ -237,10 +225,8 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 	stopping := make(chan struct{})
 	f := &filesystem{
-		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		volume:        v, opts: o, log: o.Logger, stopping: stopping,
-		control: newControlFolder(c, o, stopping),
-		kept:    k,
+		RawFileSystem: fuse.NewDefaultRawFileSystem(), volume: v, opts: o, stopping: stopping,
+		control: newControlFolder(c, o, stopping), kept: k,
 	}
 	var earlier []Word
 	if f.draining.counts = new(counts); k != nil {
@@ -308,15 +294,16 @@ func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
 }
 
 func mountError(path string, root bool, err error) error {
-	if root && errors.Is(err, syscall.EPERM) {
-		return fmt.Errorf("mount on %s: %w (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add "+
-			"SYS_ADMIN --device /dev/fuse, and an AppArmor profile that lets it mount)", path, err)
+	remedy := ""
+	switch {
+	case errors.Is(err, fuseio.ErrUnavailable): // which has its own
+	case !root:
+		remedy = " (fusermount3's own message is above; the folder must belong to you)"
+	case errors.Is(err, syscall.EPERM):
+		remedy = " (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, " +
+			"and an AppArmor profile that lets it mount)"
 	}
-	if !root {
-		return fmt.Errorf("mount on %s: %w (fusermount3's own message is above; the folder must belong to you)",
-			path, err)
-	}
-	return fmt.Errorf("mount on %s: %w", path, err)
+	return fmt.Errorf("mount on %s: %w%s", path, err, remedy)
 }
 
 // Device returns the number of the mount's device, MAJOR:MINOR, "" if it is not known.
@@ -325,17 +312,15 @@ func (s *Server) Device() string { return s.device }
 // Wait returns when the mount is gone and the server has ended completely.
 func (s *Server) Wait() { <-s.done }
 
-// Unmount removes the mount. If it is in use, the error names the users; lazy detaches it at once, and it ends with
-// its last user. Waiting reads end when their reader dies or the server stops; [Server.Wait] returns when all has
-// ended.
+// Unmount removes the mount. If it is in use, the error names the users; lazy detaches it at once, and it ends with its
+// last user. Waiting reads end when their reader dies or the server stops; [Server.Wait] returns when all has ended.
 func (s *Server) Unmount(lazy bool) error {
 	select {
 	case <-s.done:
 		return nil
 	default:
 	}
-	// Another process may have detached it, and even mounted something in its place.
-	mi, err := findMount(s.mountpoint)
+	mi, err := findMount(s.mountpoint) // another process may have detached it, and even mounted something in its place
 	if err == nil && mi != nil && mi.Device == s.device {
 		err = unmountOrTell(s.mountpoint, lazy, 0)
 	}
@@ -416,8 +401,7 @@ func (s *Server) notify(before, now *catalog.Manifest) {
 	s.transport.InodeNotify(uint64(rootID), 0, 0) // attributes and the cached listing
 }
 
-// fuseConf is the file in which an administrator enables allow_other.
-const fuseConf = "/etc/fuse.conf"
+const fuseConf = "/etc/fuse.conf" // in which an administrator enables allow_other
 
 // MayMount checks what mounting needs besides the mount point.
 func MayMount(o Options) error {

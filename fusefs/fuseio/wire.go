@@ -2,6 +2,7 @@ package fuseio
 
 import (
 	"os"
+	"slices"
 	"unsafe"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -47,42 +48,21 @@ type reqHeader struct {
 // opIn is how many bytes of reqHeader.opIn an operation has, which the kernel does not tell. go-fuse takes requests as
 // the stream of /dev/fuse, where the operation's header is followed by its names and data.
 var opIn = [64]uint8{
-	3:  size[fuse.GetAttrIn](),
-	4:  size[fuse.SetAttrIn](),
-	8:  size[fuse.MknodIn](),
-	9:  size[fuse.MkdirIn](),
+	3: size[fuse.GetAttrIn](), 4: size[fuse.SetAttrIn](), 8: size[fuse.MknodIn](), 9: size[fuse.MkdirIn](),
 	12: 8, // RENAME: RenameIn without flags
-	13: size[fuse.LinkIn](),
-	14: size[fuse.OpenIn](),
-	15: size[fuse.ReadIn](),
-	16: size[fuse.WriteIn](),
-	18: size[fuse.ReleaseIn](),
-	20: size[fuse.FsyncIn](),
+	13: size[fuse.LinkIn](), 14: size[fuse.OpenIn](), 15: size[fuse.ReadIn](), 16: size[fuse.WriteIn](),
+	18: size[fuse.ReleaseIn](), 20: size[fuse.FsyncIn](),
 	21: 8, // SETXATTR without FUSE_SETXATTR_EXT, which go-fuse negotiates only on demand
-	22: size[fuse.GetXAttrIn](),
-	23: size[fuse.GetXAttrIn](),
-	25: size[fuse.FlushIn](),
-	27: size[fuse.OpenIn](),
-	28: size[fuse.ReadIn](),
-	29: size[fuse.ReleaseIn](),
-	30: size[fuse.FsyncIn](),
-	31: size[fuse.LkIn](),
-	32: size[fuse.LkIn](),
-	33: size[fuse.LkIn](),
-	34: size[fuse.AccessIn](),
-	35: size[fuse.CreateIn](),
+	22: size[fuse.GetXAttrIn](), 23: size[fuse.GetXAttrIn](), 25: size[fuse.FlushIn](), 27: size[fuse.OpenIn](),
+	28: size[fuse.ReadIn](), 29: size[fuse.ReleaseIn](), 30: size[fuse.FsyncIn](), 31: size[fuse.LkIn](),
+	32: size[fuse.LkIn](), 33: size[fuse.LkIn](), 34: size[fuse.AccessIn](), 35: size[fuse.CreateIn](),
 	37: 16, // BMAP
 	39: size[fuse.IoctlIn](),
 	40: 24, // POLL
-	41: size[fuse.NotifyRetrieveIn](),
-	43: size[fuse.FallocateIn](),
-	44: size[fuse.ReadIn](),
-	45: size[fuse.RenameIn](),
-	46: size[fuse.LseekIn](),
-	47: size[fuse.CopyFileRangeIn](),
+	41: size[fuse.NotifyRetrieveIn](), 43: size[fuse.FallocateIn](), 44: size[fuse.ReadIn](),
+	45: size[fuse.RenameIn](), 46: size[fuse.LseekIn](), 47: size[fuse.CopyFileRangeIn](),
 	51: size[fuse.CreateIn](), // TMPFILE
-	52: size[fuse.StatxIn](),
-	53: size[fuse.CopyFileRangeIn](),
+	52: size[fuse.StatxIn](), 53: size[fuse.CopyFileRangeIn](),
 }
 
 // size returns the bytes of T, which begins with an InHeader, behind that.
@@ -111,9 +91,7 @@ func payloadOf(h *fuse.InHeader) (size int) {
 }
 
 // bytesOf returns the memory of a structure.
-func bytesOf[T any](t *T) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t))
-}
+func bytesOf[T any](t *T) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(t)), unsafe.Sizeof(*t)) }
 
 // Resend makes the kernel send everything again that was read and not answered.
 func (s *Server) Resend() fuse.Status { return s.notify(fuse.NOTIFY_RESEND, nil, nil) }
@@ -132,8 +110,7 @@ func (s *Server) InodeNotify(node uint64, off, length int64) fuse.Status {
 
 // notify sends a message that answers no request. It goes to /dev/fuse: rings take only answers.
 func (s *Server) notify(code fuse.Status, body, rest []byte) fuse.Status {
-	msg := make([]byte, outHeader, outHeader+len(body)+len(rest))
-	msg = append(append(msg, body...), rest...)
+	msg := slices.Concat(make([]byte, outHeader), body, rest)
 	putHeader(msg, len(msg), -int32(code), 0)
 	return fuse.ToStatus(s.write(msg))
 }

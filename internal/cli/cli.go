@@ -84,9 +84,17 @@ func Printable(text string) string {
 func Prepare(root *cobra.Command, removed map[string]string) {
 	root.SilenceUsage, root.SilenceErrors = true, true
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error { return flagError(c, err, removed) })
-	root.SetHelpCommand(helpCommand())
-	nameArguments(root)
-	tellDefaults(root)
+	root.SetHelpCommand(&cobra.Command{ // cobra's, with an error for unknown verbs
+		Use: "help [VERB ...]", Short: "Show how a verb is used",
+		RunE: func(c *cobra.Command, args []string) error {
+			verb, rest, err := c.Root().Find(args)
+			if err != nil || len(rest) > 0 && verb.HasSubCommands() {
+				return UnknownVerb(verb, rest[0])
+			}
+			return verb.Help()
+		},
+	})
+	prepare(root)
 	root.RunE = RunVerbs
 	root.Args = cobra.ArbitraryArgs
 }
@@ -116,21 +124,6 @@ func UnknownVerb(c *cobra.Command, word string) error {
 	return Usagef("there is no verb %q %s", word, SeeHelp(c))
 }
 
-// helpCommand is cobra's, with an error for unknown verbs.
-func helpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:   "help [VERB ...]",
-		Short: "Show how a verb is used",
-		RunE: func(c *cobra.Command, args []string) error {
-			verb, rest, err := c.Root().Find(args)
-			if err != nil || len(rest) > 0 && verb.HasSubCommands() {
-				return UnknownVerb(verb, rest[0])
-			}
-			return verb.Help()
-		},
-	}
-}
-
 // ArgumentsOf returns the arguments in a verb's Use.
 func ArgumentsOf(c *cobra.Command) (names []string) {
 	for _, word := range strings.Fields(c.Use)[1:] {
@@ -156,8 +149,9 @@ func ArgumentsError(c *cobra.Command, args []string) error {
 		SeeHelp(c))
 }
 
-// nameArguments makes errors about the arguments of c, and of all commands below it, name them.
-func nameArguments(c *cobra.Command) {
+// prepare makes errors about arguments name them, and stops pflag from showing the zero value of flags whose help text
+// has their default, for c and all commands below it.
+func prepare(c *cobra.Command) {
 	if check := c.Args; check != nil {
 		c.Args = func(c *cobra.Command, args []string) error {
 			switch {
@@ -169,20 +163,13 @@ func nameArguments(c *cobra.Command) {
 			return ArgumentsError(c, args)
 		}
 	}
-	for _, sub := range c.Commands() {
-		nameArguments(sub)
-	}
-}
-
-// tellDefaults stops pflag from showing the zero value of flags whose help text has their default.
-func tellDefaults(c *cobra.Command) {
 	c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if strings.Contains(f.Usage, "(default") && f.Value.Type() != "string" {
 			f.DefValue = "0"
 		}
 	})
 	for _, sub := range c.Commands() {
-		tellDefaults(sub)
+		prepare(sub)
 	}
 }
 
@@ -257,8 +244,7 @@ func (s *Size) Set(text string) error {
 	return err
 }
 
-// leastBare is the smallest number of bytes that is accepted without a unit: 10 does not mean bytes.
-const leastBare = 64 << 10
+const leastBare = 64 << 10 // the fewest bytes that are accepted without a unit: 10 does not mean bytes
 
 // ParseSize parses a size. remedy says how to write one.
 func ParseSize(text, remedy string) (int64, error) {
@@ -332,5 +318,4 @@ func Reference(w io.Writer, r *cobra.Command, hidden ...string) error {
 	return err
 }
 
-// indent is that of cobra's help.
-var indent = regexp.MustCompile(`(?m)^  `)
+var indent = regexp.MustCompile(`(?m)^  `) // of cobra's help

@@ -31,16 +31,11 @@ import (
 // Only the user can open a cache directory's socket (0600), since anyone who can write to it can control the daemon.
 
 const (
-	// Patience is how long a daemon may say nothing.
-	Patience = 5 * time.Second
-	// Long is how long it may if it goes on, and how long it may take for an answer that it has at hand.
-	Long = time.Minute
-	// beat is how often a daemon says that it is alive while a verb runs.
-	beat = time.Second
-	// codeEnding is the exit code of a verb whose daemon is about to end: the client can soon take the directory.
-	codeEnding = 3
-	// detached is the client's message that leaves a verb to the daemon.
-	detached = "detached\n"
+	Patience   = 5 * time.Second // how long a daemon may say nothing
+	Long       = time.Minute     // how long it may if it goes on, or for an answer that it has at hand
+	beat       = time.Second     // between signs of life while a verb runs
+	codeEnding = 3               // exit code of a verb whose daemon ends soon: the client can take the directory then
+	detached   = "detached\n"    // the client's message that leaves a verb to the daemon
 )
 
 type question struct {
@@ -174,21 +169,19 @@ type verbs struct {
 
 // Go runs a verb.
 func (v *verbs) Go(do func()) {
+	v.add(1)
+	go func() { defer v.add(-1); do() }()
+}
+
+func (v *verbs) add(n int) {
 	v.mu.Lock()
-	if v.n++; v.n == 1 {
+	defer v.mu.Unlock()
+	if v.n == 0 {
 		v.idle = make(chan struct{})
 	}
-	v.mu.Unlock()
-	go func() {
-		defer func() {
-			v.mu.Lock()
-			defer v.mu.Unlock()
-			if v.n--; v.n == 0 {
-				close(v.idle)
-			}
-		}()
-		do()
-	}()
+	if v.n += n; v.n == 0 {
+		close(v.idle)
+	}
 }
 
 func (v *verbs) ended() <-chan struct{} {

@@ -68,10 +68,8 @@ func MkdirAll(dir string) error {
 		return err
 	}
 	parent := filepath.Dir(dir)
-	if parent != dir {
-		if err := MkdirAll(parent); err != nil {
-			return err
-		}
+	if err := MkdirAll(parent); err != nil { // the root is there
+		return err
 	}
 	if err := os.Mkdir(dir, 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err

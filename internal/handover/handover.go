@@ -19,11 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Version is that of requests and replies.
-const Version = 1
+const Version = 1 // of requests and replies
 
-// Timeout is how long a connection may take to identify itself, and to send its request.
-const Timeout = 10 * time.Second
+const Timeout = 10 * time.Second // of a connection, to identify itself and to send its request
 
 const (
 	magic      = "SHOALFD1"
@@ -48,21 +46,29 @@ func ReadRequest(r io.Reader) (q Request, err error) {
 	if string(head[:len(magic)]) != magic {
 		return Request{}, fmt.Errorf("the request begins with %q, not with %s", head[:len(magic)], magic)
 	}
-	n := binary.LittleEndian.Uint32(head[len(magic):])
-	if n > maxRequest {
-		return Request{}, fmt.Errorf("a request of %d bytes: the limit is %d", n, maxRequest)
-	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(r, text); err != nil {
-		return Request{}, fmt.Errorf("read a request of %d bytes: %w", n, err)
-	}
-	if err := json.Unmarshal(text, &q); err != nil {
-		return Request{}, fmt.Errorf("a request that is not JSON: %w", err)
+	if err := readJSON(r, head[len(magic):], maxRequest, &q); err != nil {
+		return Request{}, fmt.Errorf("a request %w", err)
 	}
 	if q.V != Version {
 		return Request{}, fmt.Errorf("handover version %d: this server supports version %d", q.V, Version)
 	}
 	return q, nil
+}
+
+// readJSON reads a text of the length that came before it.
+func readJSON(r io.Reader, length []byte, most uint32, into any) error {
+	n := binary.LittleEndian.Uint32(length)
+	if n > most {
+		return fmt.Errorf("of %d bytes: the limit is %d", n, most)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return fmt.Errorf("of %d bytes: %w", n, err)
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("that is not JSON: %w", err)
+	}
+	return nil
 }
 
 // WriteReply sends a reply as JSON; files are sent with its first byte.
@@ -102,8 +108,7 @@ func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, fi
 			c, files, err = nil, nil, errors.Join(err, c.Close())
 		}
 	}()
-	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
 	if err := c.SetDeadline(time.Now().Add(Timeout)); err != nil {
 		return c, nil, err
 	}
@@ -134,9 +139,6 @@ func Receive(c *net.UnixConn, reply any) (files []int, err error) {
 		list, e := syscall.ParseUnixRights(&messages[i])
 		files, err = append(files, list...), errors.Join(err, e)
 	}
-	for _, f := range files {
-		unix.CloseOnExec(f)
-	}
 	switch {
 	case err != nil:
 		return files, err
@@ -146,16 +148,8 @@ func Receive(c *net.UnixConn, reply any) (files []int, err error) {
 	if _, err := io.ReadFull(c, head[n:]); err != nil {
 		return files, err
 	}
-	length := binary.LittleEndian.Uint32(head)
-	if length > maxReply {
-		return files, fmt.Errorf("a reply of %d bytes", length)
-	}
-	text := make([]byte, length)
-	if _, err := io.ReadFull(c, text); err != nil {
-		return files, err
-	}
-	if err := json.Unmarshal(text, reply); err != nil {
-		return files, fmt.Errorf("the server's reply: %w", err)
+	if err := readJSON(c, head, maxReply, reply); err != nil {
+		return files, fmt.Errorf("a reply %w", err)
 	}
 	return files, nil
 }
@@ -166,8 +160,7 @@ func closeAll(files []int) {
 	}
 }
 
-// SlotHeader is the length of the header before the batch in a slot of `shoal serve`.
-const SlotHeader = 4096
+const SlotHeader = 4096 // bytes before the batch in a slot of `shoal serve`
 
 // SlotsReply is the reply of `shoal serve`, sent with the descriptor of its slots, or with an error.
 type SlotsReply struct {

@@ -20,8 +20,7 @@ type mux struct {
 	serve func(*net.UnixConn)
 	log   *slog.Logger
 	conns chan net.Conn
-	ended chan struct{} // closed when err is set
-	err   error
+	ended chan struct{} // closed when it accepts no more
 
 	ctx    context.Context // ends with Close, and with it the connections that gRPC does not have
 	cancel func()
@@ -43,7 +42,7 @@ func (m *mux) Accept() (net.Conn, error) {
 	case c := <-m.conns:
 		return c, nil
 	case <-m.ended:
-		return nil, m.err
+		return nil, net.ErrClosed
 	}
 }
 
@@ -60,7 +59,6 @@ func (m *mux) accept() {
 	for {
 		c, err := Accept(m.Listener.Accept, m.log)
 		if err != nil {
-			m.err = err
 			return
 		}
 		m.wg.Go(func() { m.sort(c) })
@@ -80,8 +78,7 @@ func Accept[C net.Conn](accept func() (C, error), log *slog.Logger) (C, error) {
 	}
 }
 
-// sort identifies a connection by its first byte, which it leaves in place: neither HTTP/2 nor TLS begins with
-// an S.
+// sort identifies a connection by its first byte, which it leaves in place: neither HTTP/2 nor TLS begins with an S.
 func (m *mux) sort(c net.Conn) {
 	stop := context.AfterFunc(m.ctx, func() { _ = c.Close() }) // its reader closes it again
 	u, ok := c.(*net.UnixConn)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,8 +22,7 @@ import (
 
 // Memory is the memory that this process may use, in bytes.
 type Memory struct {
-	// Total is the machine's; 0 if the kernel does not report it.
-	Total int64
+	Total int64 // the machine's; 0 if the kernel does not report it
 	// Limit is the smallest limit of the process's cgroups, and From the file it comes from. It is 0 without a limit,
 	// or without one below Total.
 	Limit int64
@@ -105,8 +105,7 @@ func (g cgroup) walk(do func(dir string)) {
 }
 
 // Cgroups returns the folders of this process's cgroup and of its ancestors, innermost first, that may limit a
-// controller's resource ("memory", "cpu", "pids"). root is the prefix of /proc and /sys, and not part of the
-// results.
+// controller's resource ("memory", "cpu", "pids"). root is the prefix of /proc and /sys, and not part of the results.
 func Cgroups(root, controller string) (dirs []string) {
 	for _, g := range cgroups(root, controller) {
 		g.walk(func(dir string) { dirs = append(dirs, dir) })
@@ -307,16 +306,10 @@ func parseMounts(text string) (list []Mount) {
 
 // unescape decodes the kernel's \040 for a space, and the like.
 func unescape(text string) string {
-	var b strings.Builder
-	for i := 0; i < len(text); i++ {
-		if text[i] == '\\' && i+3 < len(text) {
-			if n, err := strconv.ParseUint(text[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(text[i])
-	}
-	return b.String()
+	return escaped.ReplaceAllStringFunc(text, func(e string) string {
+		n, _ := strconv.ParseUint(e[1:], 8, 8)
+		return string([]byte{byte(n)})
+	})
 }
+
+var escaped = regexp.MustCompile(`\\[0-3][0-7]{2}`)
