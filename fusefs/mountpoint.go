@@ -19,8 +19,7 @@ import (
 	"github.com/shoalfs/shoal/internal/machine"
 )
 
-// statPatience is how long a mount point may take to answer. If the daemon is stopped, it never does.
-const statPatience = 5 * time.Second
+const statPatience = 5 * time.Second // for a mount point's answer: if the daemon is stopped, none comes
 
 // Check reports whether a dataset can be mounted at mountpoint, which must be an empty folder without a FUSE mount on
 // it. The mount of a dead process counts as empty: [Mount] replaces it. The error names the thing, the cause and the
@@ -101,8 +100,7 @@ func died(err error) bool {
 	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || errors.Is(err, unix.ECANCELED)
 }
 
-// maxLinks bounds a chain of symbolic links, as in the kernel.
-const maxLinks = 40
+const maxLinks = 40 // in a chain of symbolic links, as in the kernel
 
 // resolve makes a path absolute and free of symbolic links. It does not touch a mount at the path itself, which may
 // be dead or hang.
@@ -264,14 +262,11 @@ func HasRing(pid int) bool {
 	})
 }
 
-// maxUsers is how many processes an error names.
-const maxUsers = 5
+const maxUsers = 5 // that an error names
 
 // users names processes with open files or working directories in the mount. It reads only links of /proc, never the
 // mount. Only root sees other users' processes.
-func users(path string) string {
-	return processes(func(proc string) bool { return uses(proc, path) })
-}
+func users(path string) string { return processes(func(proc string) bool { return uses(proc, path) }) }
 
 // Copies names processes of other mount namespaces that have the mount of a device: a new namespace begins with copies
 // of all mounts.

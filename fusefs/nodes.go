@@ -62,14 +62,12 @@ func (g *generation) retain(n int64) bool { return g.refs.Add(n) > 0 }
 // generations has every version with nodes known to the kernel.
 type generations struct {
 	volume Volume
-	all    atomic.Pointer[[]*generation] // copied on write; the newest last, nearly always alone
-	mu     sync.Mutex                    // serializes changes
-	// before the kernel learns of it, and when it knows no node of it any more
-	note func(g *generation, gone bool) error
+	all    atomic.Pointer[[]*generation]        // copied on write; the newest last, nearly always alone
+	mu     sync.Mutex                           // serializes changes
+	note   func(g *generation, gone bool) error // before the kernel learns of it, and when it knows none of its nodes
 }
 
-// foreign is more references than the kernel can drop: those that an earlier process gave.
-const foreign = 1 << 60
+const foreign = 1 << 60 // more references than the kernel can drop: those that an earlier process gave
 
 // newGenerations returns the versions that the kernel knows: those of an earlier process, and the one in force.
 func newGenerations(v Volume, earlier []Word) *generations {

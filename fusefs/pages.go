@@ -24,8 +24,7 @@ type Pager interface {
 	SetPages(has func(m *catalog.Manifest, file int) bool)
 }
 
-// pageFiles bounds the files that are followed: of a larger one the kernel may have a part.
-const pageFiles = 4 << 20
+const pageFiles = 4 << 20 // the largest that are followed: of a larger one the kernel may have a part
 
 func newPages(m *catalog.Manifest) *pages {
 	p := &pages{m: m, last: make([]atomic.Uint32, m.Len()), read: make([]atomic.Uint32, (m.Len()+31)/32)}

@@ -17,14 +17,12 @@ func (f *filesystem) OpenDir(_ <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenO
 	if id.kind() == kindControl {
 		return fuse.OK
 	}
-	// A directory of one generation never changes, so the kernel may keep the listing. Invalidate
-	// drops the root's.
+	// A directory of one generation never changes, so the kernel may keep the listing. Invalidate drops the root's.
 	out.OpenFlags = fuse.FOPEN_CACHE_DIR | fuse.FOPEN_KEEP_CACHE
 	if id != rootID {
 		return fuse.OK
 	}
-	// The root's node is the same in every generation: the handle pins the one to list.
-	for {
+	for { // the root's node is the same in every generation: the handle pins the one to list
 		if g := f.gens.current(); g.retain(1) {
 			out.Fh = g.number
 			return fuse.OK

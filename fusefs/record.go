@@ -11,26 +11,21 @@ import (
 
 // Recorder is a [Control] that can record readers' actions: it enables `.shoal/profile`.
 type Recorder interface {
-	// Record starts a recording, which is the file's content until it is closed. Any error is EBUSY to the opener.
-	Record() (Recording, error)
+	Record() (Recording, error) // is the file's content until it is closed; any error is EBUSY to the opener
 
 	// Recording reports whether a recording is running. It is called for nearly every request, so it must cost no more
 	// than an atomic load.
 	Recording() bool
 
-	// Saw records an action of a process, and when it began. e.At is not set.
-	Saw(m *catalog.Manifest, e trace.Event, at time.Time)
+	Saw(m *catalog.Manifest, e trace.Event, at time.Time) // an action of a process, and when it began; e.At is not set
 
-	// Area tells where a read would be served from now.
-	Area(m *catalog.Manifest, file int, off int64) trace.Area
+	Area(m *catalog.Manifest, file int, off int64) trace.Area // from which a read would be served now
 }
 
 // Recording is a stream of the lines of package trace.
 type Recording interface {
-	// Read fills p with new data, and returns 0 if there is none.
-	Read(p []byte) int
-	// Close ends it. It may be called again.
-	Close()
+	Read(p []byte) int // fills p with new data, and returns 0 if there is none
+	Close()            // ends it, and may be called again
 }
 
 func (f *filesystem) recording() bool { return f.recorder != nil && f.recorder.Recording() }

@@ -170,6 +170,4 @@ func Fusermount() (string, error) {
 }
 
 // escape protects what separates mount options.
-func escape(option string) string {
-	return strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(option)
-}
+func escape(option string) string { return strings.NewReplacer(`\`, `\\`, ",", `\,`).Replace(option) }

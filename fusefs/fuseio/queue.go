@@ -17,17 +17,14 @@ const (
 	// shortCopy is how many bytes of replies are submitted without telling the Go scheduler. The kernel copies them in
 	// about 100 µs; a garbage collection would wait that long for this thread.
 	shortCopy = 512 << 10
-	// wakeUp is the user data of the read of the eventfd.
-	wakeUp = ^uint64(0)
+	wakeUp    = ^uint64(0) // user data of the read of the eventfd
 	// slice is a thread's time slice. A short one lets it run sooner when it wakes up on a busy CPU, for no larger
 	// share of that.
-	slice = 100 * time.Microsecond
-	// patience is how long a thread waits after an error of io_uring_enter, which should not be.
-	patience = 100 * time.Millisecond
+	slice    = 100 * time.Microsecond
+	patience = 100 * time.Millisecond // of a thread after an error of io_uring_enter, which should not be
 )
 
-// trimAfter is after how long without requests payloads are given back. Tests shorten it.
-var trimAfter = 10 * time.Second
+var trimAfter = 10 * time.Second // without requests payloads are given back; tests shorten it
 
 // entry is a request's place.
 type entry struct {

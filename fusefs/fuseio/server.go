@@ -27,8 +27,7 @@ const WouldBlock = fuse.EAGAIN
 const (
 	defaultMemory = 512 << 20
 	minDepth      = 8
-	// farDepth is the depth of a queue whose CPU this process cannot use.
-	farDepth = 8
+	farDepth      = 8 // of a queue whose CPU this process cannot use
 )
 
 // Options of a server.
@@ -37,10 +36,8 @@ type Options struct {
 	// WouldBlock instead, without any effect, and the request is made to the file system. nil: all are.
 	Quick  fuse.RawFileSystem
 	Inline func(h *fuse.InHeader) bool
-	// Depth is how many requests of a CPU can be in flight by its ring; 0: no rings.
-	Depth int
-	// Memory bounds the sum of payloads, in bytes of address space, at the cost of depth; 0: 512 MiB.
-	Memory int
+	Depth  int // how many requests of a CPU can be in flight by its ring; 0: no rings
+	Memory int // bounds the sum of payloads, in bytes of address space, at the cost of depth; 0: 512 MiB
 }
 
 // Server is a mount.

@@ -40,21 +40,12 @@ type Snapshot struct {
 
 // Options are a server's settings.
 type Options struct {
-	Version string // of shoal
-
-	// Stats returns a snapshot, within microseconds: it is called for each request.
-	Stats func() Snapshot
-
-	// Ready returns why the daemon does not serve, or nil. It returns within a second.
-	Ready func() error
-
-	// CacheMap returns a map of at most that many cells, within milliseconds.
-	CacheMap func(cells int) engine.CacheMap
-
-	// Profiles enables profiles of the process. They contain file names, and taking one costs time.
-	Profiles bool
-
-	Log *slog.Logger
+	Version  string                          // of shoal
+	Stats    func() Snapshot                 // within microseconds: it is called for each request
+	Ready    func() error                    // why the daemon does not serve, or nil; within a second
+	CacheMap func(cells int) engine.CacheMap // of at most that many cells, within milliseconds
+	Profiles bool                            // of the process: they contain file names, and taking one costs time
+	Log      *slog.Logger
 }
 
 type server struct {

@@ -12,8 +12,7 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// HistoryVersion is the version of the answer to GET /api/history (docs/stats.md).
-const HistoryVersion = 2
+const HistoryVersion = 2 // of the answer to GET /api/history (docs/stats.md)
 
 const (
 	historyStep   = time.Second

@@ -77,11 +77,9 @@ type Options struct {
 	Logger   *slog.Logger
 }
 
-// queueLen is the most queued events: seconds of a hanging disk, at more sessions than anybody opens.
-const queueLen = 4096
+const queueLen = 4096 // events: seconds of a hanging disk, at more sessions than anybody opens
 
-// closeWait bounds how long Close waits for a disk that hangs.
-const closeWait = 2 * time.Second
+const closeWait = 2 * time.Second // how long Close waits for a disk that hangs
 
 // Log accepts events; a nil Log discards them. Safe for concurrent use.
 type Log struct {

@@ -88,8 +88,7 @@ func (c conn) RemoteAddr() net.Addr { return c.addr }
 // Listener is a listener whose connections' addresses include the peers: see Of.
 type Listener struct {
 	net.Listener
-	// Refused, unless nil, is called for connections that end before completing their TLS handshake.
-	Refused func(*Peer)
+	Refused func(*Peer) // unless nil, called for connections that end before completing their TLS handshake
 }
 
 // Accept implements net.Listener.

@@ -125,8 +125,7 @@ func Shift(path string, keep int) error {
 		}
 		return path + "." + strconv.Itoa(i)
 	}
-	// Remove files beyond keep, from a time when more were kept.
-	for i := keep; ; i++ {
+	for i := keep; ; i++ { // files beyond keep, from a time when more were kept
 		if err := os.Remove(name(i)); errors.Is(err, fs.ErrNotExist) {
 			break
 		} else if err != nil {

@@ -141,9 +141,7 @@ func Ask(ctx context.Context, to Asked, args []string, env map[string]string, ou
 	if err := a.send(args, env); err != nil {
 		return err
 	}
-	// The daemon then ends the verb and replies.
-	stop := context.AfterFunc(ctx, func() { _ = a.conn.CloseWrite() })
-	defer stop()
+	defer context.AfterFunc(ctx, func() { _ = a.conn.CloseWrite() })() // the daemon then ends the verb and replies
 	return a.listen(ctx)
 }
 
@@ -310,8 +308,7 @@ func MountAddress(device string) string { return "@shoal/" + device }
 
 func socketOf(cacheDir string) string { return filepath.Join(cacheDir, "shoal.sock") }
 
-// maxSocketPath is the longest path in sockaddr_un.
-const maxSocketPath = 107
+const maxSocketPath = 107 // in sockaddr_un
 
 // short calls do with a path that fits into a socket's address, through a descriptor of its folder if need be.
 func short[T any](path string, do func(path string) (T, error)) (of T, err error) {
@@ -389,8 +386,7 @@ func stateOf(pid int) string {
 	if err != nil {
 		return ""
 	}
-	// Field 2 is the command in parentheses, field 3 the state.
-	_, rest, _ := strings.Cut(string(b), ") ")
+	_, rest, _ := strings.Cut(string(b), ") ") // field 2 is the command in parentheses, field 3 the state
 	state, _, _ := strings.Cut(rest, " ")
 	return state
 }

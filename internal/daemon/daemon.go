@@ -50,8 +50,7 @@ const (
 	draining
 )
 
-// serving is how many lives of this process are ready.
-var serving atomic.Int32
+var serving atomic.Int32 // how many lives of this process are ready
 
 // Ready says that it is served from now on.
 func (l *Life) Ready() {
@@ -106,8 +105,7 @@ type ending struct {
 	Error string `json:"error,omitempty"`
 }
 
-// ReadyEnv has the descriptor by which a child speaks until it is ready.
-const ReadyEnv = "SHOAL_READY_FD"
+const ReadyEnv = "SHOAL_READY_FD" // the descriptor by which a child speaks until it is ready
 
 // Own is this process's voice.
 var Own = &Voice{}

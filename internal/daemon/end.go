@@ -63,8 +63,7 @@ func Told() bool { return told.Err() != nil }
 // Hurried is closed at the second signal.
 func Hurried() <-chan struct{} { return hurried.Done() }
 
-// DrainEnv sets DrainTime.
-const DrainEnv = "SHOAL_DRAIN_TIMEOUT"
+const DrainEnv = "SHOAL_DRAIN_TIMEOUT" // sets DrainTime
 
 // DrainTime is how long the end waits for open files and batches in progress; 0 or less if DrainEnv is not valid. A
 // sample or a batch is read to its end in less than the usual, and pods and service managers wait for longer.
@@ -105,11 +104,9 @@ func (d *Drain) Context() context.Context { return d.ctx }
 // memory to disk.
 const endPatience = time.Second
 
-// lastMoment is set by the first drain of a process that was asked to end: all begin at the signal.
-var lastMoment sync.Once
+var lastMoment sync.Once // set by the first drain of a process that was asked to end: all begin at the signal
 
-// leaving are the mounts of this process whose end has begun.
-var leaving sync.Map
+var leaving sync.Map // the mounts of this process whose end has begun
 
 // cutOff is done when the drain should be over, before the process exits: otherwise a slow or hanging disk would keep
 // it for a minute. The cache tolerates this: data that was not written is fetched again. Mounts would be left dead, so
@@ -145,15 +142,12 @@ func (d *Drain) Feed(s interface {
 }
 
 const (
-	// drainTick is the interval of checks for open files.
-	drainTick = 10 * time.Millisecond
+	drainTick = 10 * time.Millisecond // between checks for open files
 	// busyTick is the interval of attempts to unmount while no file is open but the kernel reports the mount in use:
 	// a walk through folders, a file whose release is on its way, or a shell whose working directory is there.
-	busyTick = 100 * time.Millisecond
-	// busyPatience is how long to wait for those: none of them is in the middle of a read.
-	busyPatience = time.Second
-	// abortPatience is how long the kernel may take to release an aborted mount.
-	abortPatience = time.Second
+	busyTick      = 100 * time.Millisecond
+	busyPatience  = time.Second // for those: none of them is in the middle of a read
+	abortPatience = time.Second // for the kernel to release an aborted mount
 )
 
 // ErrHeld says that the kernel still has requests for a mount that is no longer in the tree: its server cannot be

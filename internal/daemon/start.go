@@ -102,8 +102,7 @@ func Background(ctx context.Context, cacheDir string, again Again) (parent bool,
 	return true, fmt.Errorf("the daemon ended before it was ready; see %s", logPath)
 }
 
-// SupervisedEnv marks a process started by a supervisor.
-const SupervisedEnv = "SHOAL_SUPERVISED"
+const SupervisedEnv = "SHOAL_SUPERVISED" // marks a process started by a supervisor
 
 const (
 	// A daemon that dies is restarted after firstPause, which doubles with each death within calm of its start, up to
@@ -142,8 +141,7 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 		case first && !wasReady && failure != nil:
 			return true, failure
 		case first && !wasReady:
-			// The child has reported the error, on the same standard error or to the parent of the daemon.
-			os.Exit(exit.ExitCode())
+			os.Exit(exit.ExitCode()) // the child has said why, on the same standard error or to the daemon's parent
 		case k.died(wasReady, exit, cmp.Or(failure, err).Error()):
 			rest = firstPause
 			continue
@@ -165,8 +163,7 @@ func Supervise(ctx context.Context, again Again, unmount func(mountpoint string)
 func superviseOnce(ctx context.Context, again Again, k *keeper) (wasReady bool, failure, err error) {
 	cmd := &exec.Cmd{
 		Path: k.program, Env: os.Environ(), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		// so that a terminal's signals reach the child only through this process
-		SysProcAttr: &syscall.SysProcAttr{Setpgid: true},
+		SysProcAttr: &syscall.SysProcAttr{Setpgid: true}, // a terminal's signals reach the child only by this process
 	}
 	cmd.Env = slices.DeleteFunc(cmd.Env, func(kv string) bool {
 		name, _, _ := strings.Cut(kv, "=")
@@ -221,8 +218,7 @@ func superviseOnce(ctx context.Context, again Again, k *keeper) (wasReady bool, 
 // managerEnv are the manager's variables for its process, which children must not inherit.
 var managerEnv = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"}
 
-// startExtension is the time that each sign of progress adds to the start.
-const startExtension = 30 * time.Second
+const startExtension = 30 * time.Second // that each sign of progress adds to the start
 
 // manager is what a process that a manager may have started tells it.
 var manager struct {
@@ -290,16 +286,12 @@ func feedWatchdog(interval time.Duration) {
 	}
 }
 
-// logName is the file in the cache directory for a daemon's output.
-const logName = "shoal.log"
+const logName = "shoal.log" // in the cache directory, for a daemon's output
 
 const (
-	// logTick is how often a daemon checks its log's size, which it can exceed in between.
-	logTick = 2 * time.Second
-	// logSize is the size at which it is rotated: days of a busy daemon at level info.
-	logSize = 10 << 20
-	// logKeep is the number of rotated logs to keep. They are in the cache directory, whose space is for samples.
-	logKeep = 1
+	logTick = 2 * time.Second // between checks of a log's size, which it can exceed in between
+	logSize = 10 << 20        // at which it is rotated: days of a busy daemon at level info
+	logKeep = 1               // rotated logs to keep, in the cache directory, whose space is for samples
 )
 
 // RotateLog limits the size of a daemon's log until stop is called. It does nothing if standard error is another file.

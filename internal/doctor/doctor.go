@@ -17,8 +17,7 @@ import (
 	"github.com/shoalfs/shoal/internal/human"
 )
 
-// Version is that of the report's schema (docs/doctor.md). A field may be added without a new version.
-const Version = 2
+const Version = 2 // of the report's schema (docs/doctor.md): a field may be added without a new one
 
 // Options say what to check.
 type Options struct {

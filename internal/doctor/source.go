@@ -95,11 +95,10 @@ func (p *patient) bandwidth(ctx context.Context) error {
 }
 
 const (
-	pays        = 1.1 // the gain that justifies doubling the connections
-	smallestGet = 64 << 10
-	largestGet  = 4 << 20 // cache.ExtentSize
-	// largestTotal bounds the memory of all GETs of a rung.
-	largestTotal = 512 << 20
+	pays         = 1.1 // the gain that justifies doubling the connections
+	smallestGet  = 64 << 10
+	largestGet   = 4 << 20   // cache.ExtentSize
+	largestTotal = 512 << 20 // bytes of memory for all GETs of a rung
 )
 
 // ascend doubles the connections, and chooses the size of a GET, until two rungs in a row did not pay. rising says that

@@ -164,7 +164,6 @@ var filesystems = map[int64]struct{ name, wrong string }{
 	unix.ECRYPTFS_SUPER_MAGIC: {"eCryptfs", theirs},
 }
 
-// RandomRead is the size of the random reads that are measured: a typical image.
-const RandomRead = 128 << 10
+const RandomRead = 128 << 10 // bytes of the random reads that are measured: a typical image
 
 func rate(bytes float64) string { return humanize.Bytes(uint64(max(bytes, 0))) }

@@ -32,10 +32,8 @@ var trainerRules = []Rule[*trainer]{
 	}},
 	{"random-inside-files", func(t *trainer) Finding {
 		c := &t.inside
-		cause := fmt.Sprintf(
-			"%s of the reads do not go on where the one before ended (%q); the median is %s, and up to "+
-				"4 MiB are fetched for one", percent(c.jumps, c.reads), c.ext,
-			human.Bytes(int64(quantile(t.lens, 0.5))))
+		cause := fmt.Sprintf("%s of the reads do not go on where the one before ended (%q); the median is %s, and up "+
+			"to 4 MiB are fetched for one", percent(c.jumps, c.reads), c.ext, human.Bytes(int64(quantile(t.lens, 0.5))))
 		return when(t.kind == "random-inside-files", OK,
 			"Random reads inside large files (a memory map, HDF5, Parquet)",
 			cause, "").fill(t).gain(t, 0, "store samples as single files or in tar shards: shoal pack SOURCE DEST")
@@ -65,9 +63,8 @@ var trainerRules = []Rule[*trainer]{
 		return when(t.kind == "shuffle" && t.near >= many, OK,
 			"Files come again within an epoch: several jobs, or a draw with replacement (WeightedRandomSampler)",
 			human.Percent(t.near)+" of the opens repeat a file of the last opens, as many as a quarter of the files",
-			"").
-			gain(t, t.estimate.Cold, "pass the order, which Shoal cannot infer: "+hint+
-				" (several jobs: plans/NAME)").fill(t)
+			"").gain(t, t.estimate.Cold, "pass the order, which Shoal cannot infer: "+hint+
+			" (several jobs: plans/NAME)").fill(t)
 	}},
 	{"shuffle", func(t *trainer) Finding { // any other random order
 		f := when(t.kind == "shuffle" && t.torch == nil && t.alike < same && t.near < many, OK,
@@ -99,9 +96,8 @@ var trainerRules = []Rule[*trainer]{
 		late := t.Misses + t.Joined
 		f := when(t.trains() && t.ordered() && 5*late >= t.Reads && t.WaitShare >= 0.1, OK,
 			"The order is known, and the store cannot keep up",
-			fmt.Sprintf(
-				"%s of the reads came before their bytes; at the end the lead was %d samples; the model's bound of a "+
-					"cold epoch is %s", percent(late, t.Reads), t.stats.Lead, t.estimate.Bound), "").fill(t)
+			fmt.Sprintf("%s of the reads came before their bytes; at the end the lead was %d samples; the model's "+
+				"bound of a cold epoch is %s", percent(late, t.Reads), t.stats.Lead, t.estimate.Bound), "").fill(t)
 		if t.trace.CacheBytes < t.trace.Bytes {
 			f = f.gain(t, 0, fmt.Sprintf("a larger cache: --cache-size %dMiB", t.trace.Bytes*21/20>>20+64))
 		}
@@ -166,8 +162,7 @@ func (f Finding) fill(t *trainer) Finding {
 		" of the dataset, before the first epoch: shoal warm "+t.trace.Source+" --cache-dir DIR")
 }
 
-// large is the size from which a file is a container of samples.
-const large = 8 << 20
+const large = 8 << 20 // bytes, from which a file is a container of samples
 
 // containers are large files and tar files that were read.
 type containers struct {

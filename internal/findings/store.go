@@ -113,17 +113,15 @@ var storeRules = []Rule[*Site]{
 			short(l.At(1)), n, l.Failed)
 		f.Values = map[string]float64{
 			"p50_seconds": p50.Seconds(), "p90_seconds": p90.Seconds(), "p99_seconds": p99.Seconds(),
-			"gets":   float64(n),
-			"failed": float64(l.Failed),
+			"gets": float64(n), "failed": float64(l.Failed),
 		}
 		switch {
 		case l.Failed*100 > n:
 			return f.but(Warn, "the store refuses or drops requests; each is retried later",
 				"lower --connections, or ask the store's operator")
 		case p50 > 100*time.Millisecond:
-			return f.but(Warn, fmt.Sprintf(
-				"the latency is high: a reader without an order gets %.0f files/s, eight of them "+
-					"%.0f", 1/p50.Seconds(), 8/p50.Seconds()),
+			return f.but(Warn, fmt.Sprintf("the latency is high: a reader without an order gets %.0f files/s, eight "+
+				"of them %.0f", 1/p50.Seconds(), 8/p50.Seconds()),
 				"train in the store's region, use a cache (shoal warm), or pack into shards; and always pass the order")
 		case p99 > time.Second && p99 > 10*p50:
 			return f.but(Warn, "some answers are very late; Shoal sends a second request for those that delay a reader",
@@ -154,9 +152,8 @@ var storeRules = []Rule[*Site]{
 			"gets_sent": float64(s.Requests),
 		}
 		if needed := 204e6; s.Endpoint != "" && best.Bytes < needed/2 {
-			return f.but(Warn, fmt.Sprintf(
-				"an H100 that trains ResNet-50 needs 204 MB/s of images; here it gets %.0f%% of "+
-					"them until the cache is filled", 100*best.Bytes/needed),
+			return f.but(Warn, fmt.Sprintf("an H100 that trains ResNet-50 needs 204 MB/s of images; here it gets "+
+				"%.0f%% of them until the cache is filled", 100*best.Bytes/needed),
 				"a cache that holds the dataset (--cache-size, shoal warm), shards (shoal pack), a nearer store, or "+
 					"a faster link")
 		}
@@ -183,10 +180,8 @@ var storeRules = []Rule[*Site]{
 			return OfError(err)
 		}
 		n, held := float64(s.Objects), min(share(s.Cache, s.Bytes), 1)
-		f := ok(
-			"at these rates a first epoch%s takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s",
-			part, n/cold,
-			human.Rate(cold), bound, n/warm)
+		f := ok("at these rates a first epoch%s takes %.3g s (%s files/s, bound by %s), and each one after it %.3g s",
+			part, n/cold, human.Rate(cold), bound, n/warm)
 		f.Values = map[string]float64{"cold_epoch_seconds": n / cold, "warm_epoch_seconds": n / warm}
 		return f.but(OK, "--cache-size "+human.Bytes(s.Cache)+" holds "+human.Percent(held)+
 			" of it; a slower trainer never waits, if the order is known", plan)

@@ -16,8 +16,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/sim"
 )
 
-// ProfileVersion is that of a profile's schema (docs/profile.md). A field may be added without a new version.
-const ProfileVersion = 2
+const ProfileVersion = 2 // of a profile's schema (docs/profile.md): a field may be added without a new one
 
 // Profile is what a recording of a mount says about the trainer.
 type Profile struct {
@@ -74,12 +73,10 @@ type Estimate struct {
 // ProfileOptions are facts that a recording does not contain.
 type ProfileOptions struct {
 	Bandwidth float64 // bytes a second of the link to the store; 0: no limit
-	// Searches is the number of searches for PyTorch's shuffles, which take some tenths of a second each.
-	Searches int
+	Searches  int     // for PyTorch's shuffles, which take some tenths of a second each
 }
 
-// fewest is the least number of opens to analyse.
-const fewest = 24
+const fewest = 24 // opens that are analysed
 
 // Analyse analyses a recording. It fails if the recorded stats cannot be parsed.
 //
@@ -208,7 +205,7 @@ func (t *trainer) group() {
 	processes, seen := map[uint32]*process{}, map[int32]bool{}
 	var to, wait time.Duration
 	var all []*visit
-	up, steps := 0, 0
+	up := 0
 	for _, v := range t.visits {
 		p := processes[v.process]
 		if p == nil {
@@ -225,7 +222,7 @@ func (t *trainer) group() {
 			continue
 		}
 		if all = append(all, v); p.last != nil {
-			if steps++; t.number(v) > t.number(p.last) {
+			if t.steps++; t.number(v) > t.number(p.last) {
 				up++
 			}
 		}
@@ -235,13 +232,13 @@ func (t *trainer) group() {
 		t.span += p.to - p.from
 		wait += min(p.wait, p.to-p.from)
 	}
-	t.Files, t.opened, t.steps = len(t.sizes), len(all), steps
+	t.Files, t.opened = len(t.sizes), len(all)
 	took := to
 	if len(all) > 0 {
 		took -= all[0].start
 	}
 	t.WaitShare, t.AtOnce = share(wait, t.span), share(t.span, took)
-	t.FilesPerSecond, t.forward = share(float64(len(all)), took.Seconds()), share(up, steps)
+	t.FilesPerSecond, t.forward = share(float64(len(all)), took.Seconds()), share(up, t.steps)
 	t.cut(all)
 }
 
@@ -289,8 +286,7 @@ func (t *trainer) ordered() bool {
 	return slices.Contains([]string{"inferred", "following", "finished"}, t.OrderState)
 }
 
-// ceiling is the approximate rate of a mount on two cores with warm data; the model does not include it.
-const ceiling = 12_000.0
+const ceiling = 12_000.0 // about the rate of a mount on two cores with warm data; the model does not include it
 
 func (t *trainer) predict() (err error) {
 	e := &t.estimate
@@ -309,25 +305,21 @@ func (t *trainer) predict() (err error) {
 	return err
 }
 
-// idleShare is the share of waiting that is negligible.
-const idleShare = 0.05
+const idleShare = 0.05 // of waiting, negligible
 
 func (t *trainer) verdict() string {
 	e := &t.estimate
 	head := fmt.Sprintf("%.0f files/s; reads wait %.0f%% of the readers' time.", t.FilesPerSecond, 100*t.WaitShare)
 	switch {
 	case !t.trains():
-		return fmt.Sprintf("%s read by %s: too few for an estimate.",
-			human.Bytes(t.Bytes), human.Count(t.Opens, "open"))
+		return human.Bytes(t.Bytes) + " read by " + human.Count(t.Opens, "open") + ": too few for an estimate."
 	case t.WaitShare < idleShare:
 		return head + " Faster storage would gain almost nothing."
 	case max(e.Cold, e.Warm) <= 1.1*e.Now:
 		return head + " The model expects no gain from a known order or a filled cache: " + e.Bound + " is the limit."
 	}
-	return head +
-		fmt.Sprintf(
-			" With its order known the model expects %.0f files/s while everything is fetched (%.1f times as many; "+
-				"bound by %s), and %.0f/s from the cache.", e.Cold, share(e.Cold, e.Now), e.Bound, e.Warm)
+	return head + fmt.Sprintf(" With its order known the model expects %.0f files/s while everything is fetched "+
+		"(%.1f times as many; bound by %s), and %.0f/s from the cache.", e.Cold, share(e.Cold, e.Now), e.Bound, e.Warm)
 }
 
 // share is a part of a whole; 0 if there is nothing.

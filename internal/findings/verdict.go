@@ -232,8 +232,7 @@ const (
 	waitsBad = 0.20
 )
 
-// A window shorter than this, in seconds, is not judged.
-const least = 0.5
+const least = 0.5 // seconds; a shorter window is not judged
 
 func (w *window) waiting() bool { return w.rates.Stall >= waits }
 
@@ -362,8 +361,7 @@ var causes = []Rule[*window]{
 		said := unknown[w.now.Order.State]
 		return when(w.did.Opens > 0 && !w.orderKnown(), w.level(waitsBad), said.thing,
 			fmt.Sprintf("Readers wait %s of the time; %s of the reads were not prefetched.",
-				human.Percent(w.rates.Stall),
-				human.Percent(w.rates.Hits.late())), said.remedy)
+				human.Percent(w.rates.Stall), human.Percent(w.rates.Hits.late())), said.remedy)
 	}},
 	{"memory-small", func(w *window) Finding {
 		m, places := w.now.Memory, w.now.Connections
@@ -371,8 +369,7 @@ var causes = []Rule[*window]{
 		reserving := w.feed.Reserve > max(w.feed.Fetch, w.feed.Decode)
 		return when(reserving || w.late() && full, w.level(waitsBad), "The trainer waits: memory is too small",
 			fmt.Sprintf("%s of the %s for data are in use, so only %d of %d connections can be used.",
-				human.Bytes(m.Used),
-				human.Bytes(m.Limit), w.inFlightMost, places),
+				human.Bytes(m.Used), human.Bytes(m.Limit), w.inFlightMost, places),
 			"Raise --memory, or raise --cache-size so that fetched data can leave memory.")
 	}},
 	{"filling", func(w *window) Finding { // the first seconds of a pass over data that is not cached yet
@@ -389,8 +386,8 @@ var causes = []Rule[*window]{
 	{"decode-bound", func(w *window) Finding {
 		return when(w.served() && !w.late() && w.feed.Decode >= w.feed.Send, w.level(waitsBad),
 			"The trainer waits for decoding",
-			fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each "+
-				"session busy; sessions wait %s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
+			fmt.Sprintf("The samples are here; decoding them keeps %.1f workers of each session busy; sessions wait "+
+				"%s of the time.", w.feed.Decode/w.feed.Age, human.Percent(w.rates.Stall)),
 			"Give the daemon more cores, use a cheaper transform, or store smaller pictures: shoal pack SOURCE DEST "+
 				"--resize short=400.")
 	}},
@@ -402,8 +399,7 @@ var causes = []Rule[*window]{
 		}
 		return when(w.served() && !w.late(), w.level(waitsBad), "The trainer waits for its connection",
 			fmt.Sprintf("Batches are ready; sending them takes %s of the time, at %s/s.",
-				human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))),
-			remedy)
+				human.Percent(w.feed.Send/w.feed.Age), human.Bytes(int64(float64(w.feed.Bytes)/w.feed.Age))), remedy)
 	}},
 	{"store-slow", storeSlow},
 }

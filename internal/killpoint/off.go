@@ -2,8 +2,7 @@
 
 package killpoint
 
-// Enabled reports whether this build dies at points.
-const Enabled = false
+const Enabled = false // whether this build dies at points
 
 // Pass marks the moment name.
 func Pass(string) {}

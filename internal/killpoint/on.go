@@ -10,8 +10,7 @@ import (
 	"syscall"
 )
 
-// Enabled reports whether this build dies at points.
-const Enabled = true
+const Enabled = true // whether this build dies at points
 
 var state struct {
 	sync.Mutex

@@ -30,10 +30,8 @@ func Parse(text string) (level slog.Level, asJSON bool, err error) {
 }
 
 const (
-	// burst is as many events of one kind as a person reads at a glance.
-	burst = 5
-	// window is how late a summary may be.
-	window = 10 * time.Second
+	burst  = 5                // as many events of one kind as a person reads at a glance
+	window = 10 * time.Second // how late a summary may be
 	// mostKinds bounds the memory. Kinds beyond it are not limited: there are few sources of events, so that many
 	// kinds in one window do not normally occur.
 	mostKinds = 4096

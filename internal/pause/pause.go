@@ -51,8 +51,7 @@ type Total struct {
 	running int64 // how many these are
 }
 
-// started is what times count from.
-var started = time.Now()
+var started = time.Now() // what times count from
 
 // Add begins n times, or ends -n.
 func (t *Total) Add(n int64) {

@@ -134,8 +134,7 @@ func (b *Bar) draw() {
 	text := b.text()
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
-	// the terminal cuts what is beyond its width, and clears the rest
-	fmt.Fprint(b.p.w, "\r\x1b[?7l"+text+"\x1b[K\x1b[?7h")
+	fmt.Fprint(b.p.w, "\r\x1b[?7l"+text+"\x1b[K\x1b[?7h") // the terminal cuts at its width, and clears the rest
 }
 
 // Done ends the step with a line that has its time and result ("" for none). It must be called once, also after a

@@ -23,14 +23,10 @@ func philox(ctr [4]uint32, key [2]uint32) [4]uint32 {
 // Draw identifies one run of one sample through a transform. It determines all its random numbers, so a batch does not
 // depend on threads, machines or world size, and a resumed epoch is the same as an uninterrupted one.
 type Draw struct {
-	// Seed is the session's.
-	Seed uint64
-	// Epoch counts from 0.
-	Epoch uint32
-	// Sample is the sample's number in the dataset, below 2^48.
-	Sample uint64
-	// Occurrence counts repeats of the sample within the epoch (padding, weighted mixtures), below 2^16.
-	Occurrence uint32
+	Seed       uint64 // the session's
+	Epoch      uint32 // counts from 0
+	Sample     uint64 // the sample's number in the dataset, below 2^48
+	Occurrence uint32 // counts repeats of the sample within the epoch (padding, weighted mixtures), below 2^16
 }
 
 // The largest numbers of a Draw.

@@ -58,8 +58,7 @@ const (
 	maxChecks  = 32 << 20 // bytes that are verified for an answer: a few milliseconds
 )
 
-// patience is how long a client may take to receive a message. Tests have less.
-var patience = 5 * time.Second
+var patience = 5 * time.Second // with a client that receives a message; tests have less
 
 // Volume is the dataset behind a mount. All versions that Manifest has returned stay usable.
 type Volume interface {

@@ -18,8 +18,7 @@ import (
 	otel "go.opentelemetry.io/otel/trace"
 )
 
-// tracer is nil while tracing is off.
-var tracer atomic.Pointer[otel.Tracer]
+var tracer atomic.Pointer[otel.Tracer] // nil while tracing is off
 
 // Use makes spans with t from now on, none if it is nil.
 func Use(t otel.Tracer) {

@@ -16,8 +16,7 @@ type Shape struct {
 }
 
 // Shapes are the known shapes. All except tokens are those of MLPerf Storage v1.0 and v2.0 (DLIO's workload files:
-// record length, batch size, computation time); tokens is ours: sequences of 4,096 tokens of two
-// bytes.
+// record length, batch size, computation time); tokens is ours: sequences of 4,096 tokens of two bytes.
 var Shapes = []Shape{
 	{"retinanet-b200", 24, 322_957, 0, 47550 * time.Microsecond},
 	{"resnet50-h100", 400, 114_660, 0, 224 * time.Millisecond},

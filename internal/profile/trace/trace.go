@@ -18,8 +18,7 @@ import (
 	"time"
 )
 
-// Version is that of the format. A field may be added without a new one.
-const Version = 1
+const Version = 1 // of the format: a field may be added without a new one
 
 // Header is the first line.
 type Header struct {

@@ -22,8 +22,7 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// flushTime is how long the end of a process waits for the collector. Tests change it.
-var flushTime = 3 * time.Second
+var flushTime = 3 * time.Second // for the collector at the end of a process; tests change it
 
 // Start turns tracing on if the environment requests it: with an endpoint (OTEL_EXPORTER_OTLP_ENDPOINT, or
 // _TRACES_ENDPOINT) or with OTEL_TRACES_EXPORTER=otlp. stop sends the remaining spans. An error is a wrong variable,
@@ -48,8 +47,7 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 	case exporter != "" && exporter != "otlp":
 		return stop, fmt.Errorf("OTEL_TRACES_EXPORTER=%s: give otlp or none", exporter)
 	}
-	// Before the exporter, which reports the settings that it cannot read.
-	otel.SetLogger(logr.New(settingsSink{}))
+	otel.SetLogger(logr.New(settingsSink{})) // before the exporter, which reports the settings that it cannot read
 	var client otlptrace.Client
 	switch name, protocol := first("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"); protocol {
 	case "", "http/protobuf":
@@ -63,8 +61,7 @@ func Start(ctx context.Context, version string, getenv func(string) string) (sto
 	if err != nil {
 		return stop, fmt.Errorf("OpenTelemetry's exporter: %w (see the variables OTEL_EXPORTER_OTLP_*)", err)
 	}
-	// Neither the command line nor the environment is sent.
-	what, err := resource.New(ctx,
+	what, err := resource.New(ctx, // neither the command line nor the environment is sent
 		resource.WithAttributes(attribute.String("service.name", "shoal"),
 			attribute.String("service.version", version)),
 		resource.WithTelemetrySDK(), resource.WithHost(), resource.WithFromEnv())
