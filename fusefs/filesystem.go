@@ -145,11 +145,10 @@ func (f *filesystem) fileAttr(m *catalog.Manifest, file int, a *fuse.Attr) {
 
 // permissions returns the mode bits of a file that the mount allows.
 func (f *filesystem) permissions(m *catalog.Manifest, file int) uint32 {
-	bits := uint32(0o444)
 	if own, ok := f.volume.Permissions(m, file); ok {
-		bits = own & 0o555
+		return own & 0o555
 	}
-	return bits
+	return 0o444
 }
 
 func (f *filesystem) dirAttr(g *generation, dir int, a *fuse.Attr) {

@@ -140,10 +140,9 @@ func resolve(path string) (string, error) {
 func Mounts() (list []machine.Mount, err error) {
 	all, err := machine.Mounts("/")
 	for _, m := range all {
-		if m.Type != "fuse.shoal" {
-			continue
+		if m.Type == "fuse.shoal" {
+			list = append(slices.DeleteFunc(list, func(o machine.Mount) bool { return o.Point == m.Point }), m)
 		}
-		list = append(slices.DeleteFunc(list, func(o machine.Mount) bool { return o.Point == m.Point }), m)
 	}
 	return list, err
 }

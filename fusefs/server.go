@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -344,6 +345,26 @@ func (s *Server) Abort() error {
 	}
 	return unmountOrTell(s.mountpoint, true, 0)
 }
+
+// errDraining is the error of an open once the mount is about to end. A trainer must not take the file for missing,
+// as it might with ENOENT.
+const errDraining = syscall.ESHUTDOWN
+
+// draining ends a mount without interrupting readers in the middle of a file.
+type draining struct {
+	begun atomic.Bool
+	*counts
+}
+
+// Drain refuses every open from now on, even of control files, with ESHUTDOWN. Open files can be read to their end.
+func (s *Server) Drain() { s.fs.draining.begun.Store(true) }
+
+// Draining reports whether Drain was called.
+func (s *Server) Draining() bool { return s.fs.draining.begun.Load() }
+
+// OpenFiles returns how many files of the dataset are open. It may be a little too high: the kernel releases a file
+// some time after its last close(2), and not at all if an open was interrupted at the wrong moment.
+func (s *Server) OpenFiles() int { return int(max(s.fs.draining.open.Load(), 0)) }
 
 // Invalidate makes the kernel forget names, so that lookups see the version in force. Open files, and folders that
 // are a process's working directory, stay as they are. It returns when that is done, or when the server ends. It may

@@ -108,13 +108,10 @@ func (r *Rotating) moved() (bool, error) {
 		return false, err
 	}
 	there, err := os.Stat(r.path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return true, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	return !os.SameFile(ours, there), nil
+	return !os.SameFile(ours, there), nil // nothing is not the same
 }
 
 // Shift makes room for a new file at path: the existing file becomes path.1, and so on, up to keep.

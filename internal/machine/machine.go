@@ -144,12 +144,9 @@ func cgroups(root, controller string) (list []cgroup) {
 		}
 		// Without a cgroup namespace a container sees the machine's path, and mounts its own cgroup as the root. With
 		// one, a path outside of it begins with /..: then the mount itself is the nearest.
-		if rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/")); below &&
-			(rest == "" || rest[0] == '/') {
+		rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/"))
+		if below && (rest == "" || rest[0] == '/') && !strings.HasPrefix(own, "/..") {
 			g.path = rest
-		}
-		if strings.HasPrefix(own, "/..") {
-			g.path = ""
 		}
 		list = append(list, g)
 	}
@@ -247,9 +244,7 @@ func taken(dir string) (n int64) {
 			return nil //nolint:nilerr // a file removed in the meantime uses nothing
 		}
 		if info, err := d.Info(); err == nil {
-			if st, ok := info.Sys().(*syscall.Stat_t); ok {
-				n += st.Blocks * 512
-			}
+			n += info.Sys().(*syscall.Stat_t).Blocks * 512
 		}
 		return nil
 	})

@@ -149,8 +149,7 @@ func (b *Bar) Done(result string) {
 	b.p.mu.Lock()
 	defer b.p.mu.Unlock()
 	if b.p.tty {
-		fmt.Fprint(b.p.w, "\r\x1b[K"+line+"\n")
-	} else {
-		fmt.Fprintln(b.p.w, line)
+		line = "\r\x1b[K" + line
 	}
+	fmt.Fprintln(b.p.w, line)
 }
