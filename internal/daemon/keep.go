@@ -253,8 +253,8 @@ func give(k *keepsake, files []*os.File) {
 // not return, but with an error.
 func Renew(again Again) error {
 	if own.away && !Kept() {
-		return fmt.Errorf("no keeper has the mounts now, and they would end with this process (start one at %s=%s, and "+
-			"run this again)", KeeperEnv, os.Getenv(KeeperEnv))
+		return fmt.Errorf("no keeper has the mounts now, and they would end with this process (start one at %s=%s, "+
+			"and run this again)", KeeperEnv, os.Getenv(KeeperEnv))
 	}
 	if own.away || own.to != nil && own.Parent == os.Getppid() {
 		os.Exit(codeRenewed)
