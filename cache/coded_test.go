@@ -280,13 +280,16 @@ func TestRecodeIdle(t *testing.T) {
 	}
 }
 
-// What cannot be restored is fetched again, and kept as it came.
+// What cannot be restored is fetched again, and kept as it came; not for a peer that asks for what is held only.
 func TestRestoreFails(t *testing.T) {
 	f := newCoded(t, 10, 60<<10)
 	f.fill()
 	f.recode()
 	f.codec.broken.Store(true)
 	gets := f.gets()
+	if _, _, err := f.v.Serve(t.Context(), 0, 0, 100, time.Time{}, true); !errors.Is(err, ErrNotHeld) || f.gets() > gets {
+		t.Errorf("a peer that asks for what is held: %d requests, %v", f.gets()-gets, err)
+	}
 	f.fill()
 	if n, s := f.gets()-gets, f.v.Stats(); n != 8 || s.Coded != 0 || s.Kept != 10 || s.Corrupt != 8 ||
 		s.CodedAfter != 0 {

@@ -26,7 +26,7 @@ import (
 // It is in Volume.flights, by each of its parts, until it has landed or failed.
 type flight struct {
 	parts   []part
-	from    *restorer // the coded copy that its part is to be restored from; nil: it fetches
+	from    *restorer // the coded copy that its part is to be restored from, its only source; nil: it fetches
 	sources []Source
 	ctx     context.Context   // the dataset's, with the urgency of the request or the span of its reader
 	urgency *objstore.Urgency // raised when a reader joins; nil: a reader began it
@@ -110,9 +110,9 @@ func (p *part) await(ctx context.Context, n int) error {
 	}
 }
 
-// blames reports whether the flight's error may be due to another file than the part's.
+// blames reports whether the flight's error may be due to another file than the part's, or to a copy of it.
 func (p *part) blames(err error) bool {
-	return len(p.fl.parts) > 1 && p.fl.parts[0].file != p.fl.parts[1].file &&
+	return errors.Is(err, ErrNotHeld) || len(p.fl.parts) > 1 && p.fl.parts[0].file != p.fl.parts[1].file &&
 		objstore.KindOf(err) != objstore.KindTransient
 }
 
@@ -121,9 +121,9 @@ func (p *part) blames(err error) bool {
 // and returns nil. done, unless nil, is called for each part, from another goroutine.
 func (v *Volume) begin(purpose purpose, due time.Time, span trace.Span, parts []part, from *restorer,
 	done func(file int, err error)) *flight {
-	sources := purpose.sources(v, parts[0].file, parts[0].x())
-	if from != nil {
-		sources = append([]Source{from}, sources...)
+	sources := []Source{from}
+	if from == nil {
+		sources = purpose.sources(v, parts[0].file, parts[0].x())
 	}
 	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose, verify: v.verify}
 	if !v.ds.enter() {
@@ -202,7 +202,7 @@ func (fl *flight) land(v *Volume, err error) {
 	d := v.ds.disk.Load()
 	write := make([]bool, len(fl.parts)) // asked without the lock
 	for i := range fl.parts {
-		write[i] = err == nil && d != nil && !fl.from.done() && fl.parts[i].fits(d)
+		write[i] = err == nil && d != nil && fl.from == nil && fl.parts[i].fits(d)
 	}
 	v.mu.Lock()
 	fl.err = err
@@ -258,7 +258,7 @@ func (p *part) stow(d *disk, write bool) {
 		p.buf.data = p.buf.data[:p.buf.coded]
 		key = key.as(coded)
 	}
-	if v.retired && granule || done && p.fl.from.done() || p.fl.verify != v.verify {
+	if v.retired && granule || done && p.fl.from != nil || p.fl.verify != v.verify {
 		return // what was restored and read can be restored again; what came before a Verify is not compared
 	}
 	write = write && !v.retired && (!granule || v.parts[p.key.extent()].planned)

@@ -248,10 +248,6 @@ func TestServeRefuses(t *testing.T) {
 	if _, _, err := a.v.Serve(ctx, 1, 0, 10, time.Time{}, false); !errors.Is(err, ErrBusy) {
 		t.Errorf("a flight that asks a peer: %v", err)
 	}
-	sources := append([]Source{&restorer{}}, reading.sources(a.v, 1, 0)...)
-	if fl := (&flight{sources: sources}); !fl.asks() {
-		t.Error("a flight that asks a peer if a copy cannot be restored does not count as one")
-	}
 	// B's own reader joins.
 	go read(b, 1)
 	eventually(t, "B's reader joins", func() bool { return b.c.Stats().Joined == 1 })

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -466,7 +467,7 @@ func (q *query) collect(b boarding) (l lease, ok bool, err error) {
 	case q.ctx.Err() == nil && first.blames(err):
 		return lease{}, false, nil
 	}
-	return lease{}, false, q.v.store.named(q.file, err)
+	return lease{}, false, q.v.store.named(q.file, cmp.Or(q.ctx.Err(), err))
 }
 
 // waits begins the span of a reader that waits for a fetch.

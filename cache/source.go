@@ -1,12 +1,12 @@
 package cache
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -23,8 +23,8 @@ type Want struct {
 	Coded *int
 }
 
-// Source is a place that bytes come from. A flight asks its sources in turn: the coded copy of a file, other nodes, the
-// store.
+// Source is a place that bytes come from. A flight asks its sources in turn: other nodes, the store; or the coded copy
+// of a file, alone.
 type Source interface {
 	// Fill fills some of the wants, which lie in one object in this order, and returns the others in the same order for
 	// the next source. The last source fills all, or fails. It may keep or change the slice, but it writes to no P
@@ -66,10 +66,8 @@ func (p purpose) sources(v *Volume, file, x int) []Source {
 
 // asks reports whether the flight may make another node fetch. No peer waits for such a flight: requests go one hop.
 func (fl *flight) asks() bool {
-	return slices.ContainsFunc(fl.sources, func(s Source) bool { // a restorer may come before
-		n, ok := s.(nodes)
-		return ok && !n.held
-	})
+	n, ok := fl.sources[0].(nodes)
+	return ok && !n.held
 }
 
 // nodes is the caches of other nodes.
@@ -198,12 +196,8 @@ func (s *store) named(file int, err error) error {
 // restorer is the coded copy of a file that is here: in memory, or else on disk.
 type restorer struct {
 	keptRecord
-	staged   *buffer // with a reference
-	restored bool
+	staged *buffer // with a reference
 }
-
-// done reports whether the file was restored.
-func (r *restorer) done() bool { return r != nil && r.restored }
 
 // need returns the memory for coded bytes that are read from the disk.
 func (r *restorer) need() int64 {
@@ -213,26 +207,26 @@ func (r *restorer) need() int64 {
 	return footprint(r.n)
 }
 
-// Fill implements Source. A copy from which the file does not come back is forgotten.
+// Fill implements Source. A copy from which the file does not come back is forgotten, and ErrNotHeld has who waits look
+// again: a reader fetches then, but not for each peer is that done.
 func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err error) {
 	v, b := r.v, r.staged
 	if b == nil {
 		b = newBuffer(v.c.ledger, r.n, ForDemand)
 		defer b.Release()
 		if r.d.noReads.Load() { // by now
-			return wants, nil
+			return nil, ErrNotHeld
 		}
 		if ok, err := r.read(ctx, b.data, 0); !ok {
-			return wants, err
+			return nil, cmp.Or(err, ErrNotHeld)
 		}
 	}
 	if err = v.decode(wants[0].P, b.data, false); err == nil {
-		r.restored = true
 		return nil, nil
 	}
 	if r.staged == nil {
 		r.forget(err)
-		return wants, nil
+		return nil, ErrNotHeld
 	}
 	count(&v.ds.count.Corrupt, 1)
 	v.c.ring.take(r.as(coded), nil)
@@ -241,7 +235,7 @@ func (r *restorer) Fill(ctx context.Context, wants []Want) (rest []Want, err err
 	}
 	v.c.log.Warn("a file from another node cannot be restored; it is fetched again", "path", v.m.Path(r.file),
 		"cause", err)
-	return wants, nil
+	return nil, ErrNotHeld
 }
 
 func (r *restorer) close() {
