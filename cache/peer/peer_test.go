@@ -274,6 +274,12 @@ func TestOpening(t *testing.T) {
 	if n := b.read(t, want(9, 1)); n > 0 || b.stats().No["version"] != 1 {
 		t.Errorf("%d of a dataset that is not open, %+v", n, b.stats())
 	}
+	b.server.busy.Add(serverPlaces) // there is no place to wait in
+	start := time.Now()
+	if n := b.read(t, want(9, 1)); n > 0 || b.stats().No["busy"] != 1 || time.Since(start) > fetching/2 {
+		t.Errorf("%d of a busy node, after %v, %+v", n, time.Since(start), b.stats())
+	}
+	b.server.busy.Add(-serverPlaces)
 }
 
 func TestRead(t *testing.T) {
@@ -283,6 +289,14 @@ func TestRead(t *testing.T) {
 	}
 	if n := b.read(t, want(63<<10, 1, 4, 5, 3)); n != 4 || b.gathered.Load() != 2 {
 		t.Errorf("%d of 4, %d gathered, %+v", n, b.gathered.Load(), b.stats())
+	}
+	// What is wanted only if it is held is not fetched, though there is no memory to look for it.
+	_ = b.server.budget.Acquire(t.Context(), 32<<20)
+	time.AfterFunc(50*time.Millisecond, func() { b.server.budget.Release(32 << 20) })
+	pieces := want(1000, 1, 2)
+	b.client.Read(t.Context(), b.node, Request{Dataset: dataset, Version: version, Held: true}, pieces)
+	if n := filled(t, pieces); n != 2 || b.gathered.Load() != 2 {
+		t.Errorf("%d of 2 held, %d gathered, %+v", n, b.gathered.Load(), b.stats())
 	}
 	for _, n := range []int{1, granuleSize - 1, granuleSize, granuleSize + 1, extentSize} {
 		if got := b.read(t, want(n, 1)); got != 1 {

@@ -314,7 +314,7 @@ func (c *serverConn) serve(r Request, free bool) error {
 	s := c.s
 	due := time.Now().Add(r.due)
 	c.number = r.number
-	v, done, ok, err := c.volume(r, due)
+	v, done, ok, err := c.volume(r, due, free)
 	if err != nil {
 		return err
 	}
@@ -352,7 +352,7 @@ func (c *serverConn) serve(r Request, free bool) error {
 			return err
 		}
 	}
-	if len(c.pending) > 1 {
+	if len(c.pending) > 1 && !r.Held {
 		v.Gather(c.files, due)
 	}
 	for _, i := range c.pending {
@@ -363,13 +363,13 @@ func (c *serverConn) serve(r Request, free bool) error {
 	return c.flush()
 }
 
-// volume returns the version that is asked for. If the dataset is being opened it waits, since nodes that start
-// together would otherwise read from the store what this one is about to keep.
-func (c *serverConn) volume(r Request, due time.Time) (v Volume, done func(), ok bool, err error) {
+// volume returns the version that is asked for. If the dataset is being opened it waits, if it may, since nodes that
+// start together would otherwise read from the store what this one is about to keep.
+func (c *serverConn) volume(r Request, due time.Time, wait bool) (v Volume, done func(), ok bool, err error) {
 	for waits := 0; ; waits++ {
 		opened := c.s.cfg.Serving.Opening(r.Dataset)
 		v, done, ok = c.s.cfg.Serving.Volume(r.Dataset, r.Version)
-		if ok || opened == nil || time.Now().After(due) && waits > int(fetching/waitEvery)-2 {
+		if ok || opened == nil || !wait || time.Now().After(due) && waits > int(fetching/waitEvery)-2 {
 			return v, done, ok, nil
 		}
 		select {
