@@ -142,11 +142,9 @@ func New(o Options) *Cache {
 	o.Logger = cmp.Or(o.Logger, slog.Default())
 	c := &Cache{
 		ledger: newLedger(o.Memory), ring: newRing(min(o.Memory/4, cleanLimit)), log: o.Logger,
-		budget: segment.NewBudget(o.Disk), onFull: o.OnFull,
-		restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
+		budget: segment.NewBudget(o.Disk), onFull: o.OnFull, restoring: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		hangAfter: hangAfter, retry: diskRetry, closeStuck: closeStuck, closeWait: closeWait, statfs: freeSpace,
-		datasets: map[[16]byte]*dataset{},
-		lost:     func(*Volume, Range) {},
+		datasets: map[[16]byte]*dataset{}, lost: func(*Volume, Range) {},
 	}
 	c.ledger.reclaim = func(need int64, class Class) { c.reclaim(need, class != ForPrefetch, false) }
 	c.ledger.idle = c.ring.idle.Load
@@ -242,10 +240,8 @@ func (c *Cache) spent() { c.relieve(); c.ledger.freed() }
 
 func freeSpace(dir string) (free, size int64, err error) {
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return 0, 0, err
-	}
-	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
+	err = unix.Statfs(dir, &st)
+	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, err
 }
 
 // Counts are totals since the start. Those of a dataset change atomically.
@@ -339,14 +335,13 @@ func (c *Cache) open() []*dataset {
 }
 
 // Sync makes kept data survive a crash of the machine. It fails if a disk takes too long.
-func (c *Cache) Sync() error {
-	var errs []error
+func (c *Cache) Sync() (err error) {
 	for _, ds := range c.open() {
 		if d := ds.disk.Load(); d != nil {
-			errs = append(errs, d.sync())
+			err = errors.Join(err, d.sync())
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // Close closes every dataset and frees all memory. No reader may be left. It fails if bytes are still reserved, which

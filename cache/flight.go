@@ -273,10 +273,16 @@ const (
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
-// remember keeps a store's error for who asks for the extent again soon. After a failed read the kernel does, page by
-// page, and each time would cost all the retries and the time that the store had. The volume's lock is held.
+// failure is a store's error, for who asks for the extent again soon. After a failed read the kernel does, page by
+// page, and each time would cost all the retries and the time that the store had.
+type failure struct {
+	at  time.Time
+	err error
+}
+
+// remember keeps a failure. The volume's lock is held.
 func (p *part) remember(err error) {
-	v, e := p.key.v, p.key.extent()
+	v := p.key.v
 	var of *objstore.Error
 	if p.waiters == 0 || p.blames(err) || !errors.As(err, &of) {
 		return
@@ -284,13 +290,5 @@ func (p *part) remember(err error) {
 	if len(v.failed) >= mostFailures {
 		clear(v.failed)
 	}
-	failed := v.store.named(p.file, err)
-	v.failed[e] = &failed
-	time.AfterFunc(failureTime, func() {
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		if v.failed[e] == &failed { // and not a later one
-			delete(v.failed, e)
-		}
-	})
+	v.failed[p.key.extent()] = failure{time.Now(), v.store.named(p.file, err)}
 }

@@ -62,8 +62,7 @@ func (d *disk) shrink() error {
 			limit = b
 		}
 		d.c.log.Warn("cached data was dropped: it exceeded the limit (raise --cache-size, or the quota)",
-			"source", d.ds.name,
-			"gave_back", humanize.IBytes(uint64(bytes)), "segments", segments,
+			"source", d.ds.name, "gave_back", humanize.IBytes(uint64(bytes)), "segments", segments,
 			"left", humanize.IBytes(uint64(d.store.Used())), "limit", humanize.IBytes(uint64(limit)))
 	}
 	return err

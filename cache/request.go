@@ -357,8 +357,8 @@ func (q *query) board() (boarding, error) {
 	if q.purpose == serving && (q.heldOnly || !q.v.gives(q.file, q.x) || !q.fetchesPart(k)) {
 		return boarding{}, ErrNotHeld
 	}
-	if err := q.v.failed[k.extent()]; err != nil {
-		return boarding{}, *err
+	if f := q.v.failed[k.extent()]; time.Since(f.at) < failureTime {
+		return boarding{}, f.err
 	}
 	return q.depart(q.missing(k), nil)
 }

@@ -51,7 +51,7 @@ type Volume struct {
 
 	mu      sync.Mutex
 	flights map[piece]*part    // what is on its way
-	failed  map[uint32]*error  // of extents, a moment ago
+	failed  map[uint32]failure // the last of extents
 	parts   map[uint32]partial // of extents that are not here whole; see partial.go
 	retired bool
 	verify  int // how often a Verify has begun
@@ -60,7 +60,7 @@ type Volume struct {
 // NewVolume adds a version of a dataset to the cache.
 func (c *Cache) NewVolume(o VolumeOptions) *Volume {
 	v := &Volume{c: c, ds: c.dataset(o.Dataset, o.Name),
-		flights: map[piece]*part{}, failed: map[uint32]*error{}, parts: map[uint32]partial{}}
+		flights: map[piece]*part{}, failed: map[uint32]failure{}, parts: map[uint32]partial{}}
 	v.gifts.begin(true)
 	v.store.v, v.store.objects, v.store.locate, v.rankOf = v, o.Store, o.Locate, o.Rank
 	v.places = places{m: o.Manifest, codec: o.Codec}
@@ -149,9 +149,8 @@ func (v *Volume) Stats() VolumeStats {
 	return s
 }
 
-// Claim reports whether the extent is kept, staged, or in flight. A staged extent then stays staged until it is
-// spent, even if it was spent before. Its bytes move to account a, unless they are on one with less load. a may be
-// nil.
+// Claim reports whether the extent is kept, staged, or in flight. A staged extent then stays staged until it is spent,
+// even if it was spent before. Its bytes move to account a, unless they are on one with less load. a may be nil.
 func (v *Volume) Claim(a *Account, file, x int) bool {
 	return v.ClaimRange(a, Range{File: file, Extent: x})
 }
