@@ -189,9 +189,7 @@ func (c *checker) run() error {
 	for _, id := range stale {
 		c.report.BadTables++
 		if err := c.found(c.path(id), -1, "the index lists this segment, but its file is missing",
-			"remove it from the index", func() error {
-				return c.dropTable(id)
-			}); err != nil {
+			"remove it from the index", func() error { return c.dropTable(id) }); err != nil {
 			return err
 		}
 	}
@@ -304,9 +302,8 @@ func (c *checker) segment(id uint32, table *cover) (err error) {
 	if table != nil && x.encrypted == 0 {
 		if what := x.compare(table); what != "" {
 			c.report.BadTables++
-			return c.found(path, -1, what, "remove it from the index; the next start scans the segment", func() error {
-				return c.dropTable(id)
-			})
+			return c.found(path, -1, what, "remove it from the index; the next start scans the segment",
+				func() error { return c.dropTable(id) })
 		}
 	}
 	if (mended || x.changed) && table != nil {

@@ -52,9 +52,8 @@
 //
 // # Encryption
 //
-// With [Options.Key], dataset id, key hash, ETag and payload are encrypted in place, by AES-256-GCM with a key
-// derived from the cache's key and the segment's salt. The checksums of the payload are zero, and the seal follows
-// the header:
+// With [Options.Key], dataset id, key hash, ETag and payload are encrypted in place, by AES-256-GCM with a key derived
+// from the cache's key and the segment's salt. The checksums of the payload are zero, and the seal follows the header:
 //
 //	H  +-----------------------------+
 //	   | seed                        |  8 bytes, random
@@ -71,9 +70,8 @@
 // only if a crash or a failed write voided the record there; then the seeds differ, except with a probability of
 // 2^-64 each time. TestNoncesDiffer checks all nonces of a store that fails and crashes repeatedly.
 //
-// Every read checks the tags of all blocks that it touches. The record tables in the [Index] are encrypted as a
-// whole: 2 as version byte, 12 bytes of random nonce, the table, tag; with a key of the segment's own and bound to
-// its number.
+// Every read checks the tags of all blocks that it touches. The record tables in the [Index] are encrypted as a whole:
+// 2 as version byte, 12 bytes of random nonce, the table, tag; with a key of the segment's own and bound to its number.
 //
 // A store with a key reads no unencrypted record, since anybody who can write to the disk could have put it there. A
 // store without a key reads no encrypted record. Both keep such records: they are not visited, count as used and not

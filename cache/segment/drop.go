@@ -113,11 +113,10 @@ type survivor struct {
 	turn int // those of lower ones go before others
 }
 
-// Condense drops a segment after appending up to spare bytes of its live records again: those that first selects
-// before others, and the extents of one object together. moved gets the new place of each. The copies may exceed
-// MaxBytes and the Budget, since the drop frees more than they take; like other appends they are durable after the
-// next Sync. A record that cannot be read or copied is lost; the drop goes on. It returns by how many bytes the store
-// has shrunk.
+// Condense drops a segment after appending up to spare bytes of its live records again: those that first selects before
+// others, and the extents of one object together. moved gets the new place of each. The copies may exceed MaxBytes and
+// the Budget, since the drop frees more than they take; like other appends they are durable after the next Sync. A
+// record that cannot be read or copied is lost; the drop goes on. It returns by how many bytes the store has shrunk.
 func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, moved func(from, to Loc)) (
 	freed int64, err error) {
 	s.mu.Lock()

@@ -41,9 +41,8 @@ func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 			level = slog.LevelWarn
 		}
 		o.Logger.Log(context.Background(), level, "cache segments recovered", "dir", dir, "scanned_records", r.Scanned,
-			"holes", r.Holes,
-			"torn_bytes", r.TornBytes, "lost_records", r.Lost, "bad_tables", r.BadTables, "bad_segments", r.BadSegments,
-			"mended_headers", r.Mended, "encrypted_records", r.Encrypted)
+			"holes", r.Holes, "torn_bytes", r.TornBytes, "lost_records", r.Lost, "bad_tables", r.BadTables,
+			"bad_segments", r.BadSegments, "mended_headers", r.Mended, "encrypted_records", r.Encrypted)
 	}
 	s.sealer.Add(1)
 	go s.seal()

@@ -26,9 +26,9 @@ func (osFS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	// Reads are random: the kernel is not to read ahead.
-	_ = raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), 0, 0, unix.FADV_RANDOM) })
-	return osFile{f, raw}, nil
+	file := osFile{f, raw}
+	file.advise(0, 0, unix.FADV_RANDOM) // reads are random: the kernel is not to read ahead
+	return file, nil
 }
 
 func (osFS) ReadDir(name string) ([]string, error) {
@@ -84,19 +84,13 @@ func (f osFile) preadv(bufs [][]byte, off int64, flags int) (int, error) {
 	}
 	v.bufs, v.n, v.err = nil, 0, nil
 	vectorReads.Put(v)
-	if err != nil {
-		return 0, err
-	}
-	return n, nil
+	return max(n, 0), err
 }
 
 func (f osFile) ReadVAt(bufs [][]byte, off int64) (int, error) {
 	n, err := f.preadv(bufs, off, 0)
 	if err != nil {
 		return 0, &os.PathError{Op: "read", Path: f.Name(), Err: err}
-	}
-	if n == lengthOf(bufs) {
-		return n, nil
 	}
 	// A short read means the end of the file, or an interrupt by a signal: a plain read of the rest tells.
 	got := n
@@ -118,14 +112,12 @@ func (f osFile) ReadVAt(bufs [][]byte, off int64) (int, error) {
 func (f osFile) ReadNowAt(bufs [][]byte, off int64) (int, error) {
 	n, err := f.preadv(bufs, off, unix.RWF_NOWAIT)
 	switch {
-	case err == nil:
-		return n, nil
 	case errors.Is(err, unix.EAGAIN):
-		return 0, ErrWouldBlock
+		err = ErrWouldBlock
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EINVAL):
-		return 0, errors.ErrUnsupported
+		err = errors.ErrUnsupported
 	}
-	return 0, err
+	return n, err
 }
 
 func (f osFile) Size() (int64, error) {
@@ -136,8 +128,11 @@ func (f osFile) Size() (int64, error) {
 	return st.Size(), nil
 }
 
-func (f osFile) Fetch(off, n int64) {
-	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_WILLNEED) })
+func (f osFile) Fetch(off, n int64)  { f.advise(off, n, unix.FADV_WILLNEED) }
+func (f osFile) Forget(off, n int64) { f.advise(off, n, unix.FADV_DONTNEED) }
+
+func (f osFile) advise(off, n int64, advice int) {
+	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, advice) })
 }
 
 func (f osFile) Absent(off, n int64) (absent bool) {
@@ -156,8 +151,4 @@ func (f osFile) Punch(off, n int64) (err error) {
 		return failed
 	}
 	return err
-}
-
-func (f osFile) Forget(off, n int64) {
-	_ = f.raw.Control(func(fd uintptr) { _ = unix.Fadvise(int(fd), off, n, unix.FADV_DONTNEED) })
 }

@@ -16,13 +16,8 @@ var placeBuffers = sync.Pool{New: func() any { return new([ExtentSize]byte) }}
 // encrypted records, and blocks whose checksums were not compared yet. With check it compares those, if they are in
 // memory.
 func (s *Store) Place(loc Loc, length int, check bool) (p Place, ok bool) {
-	g := s.segment(loc.Segment())
+	g, t, i := s.find(loc)
 	if g == nil || g.key != nil || length == 0 {
-		return Place{}, false
-	}
-	t := g.tab.Load()
-	i := t.find(loc.off())
-	if i < 0 {
 		return Place{}, false
 	}
 	if !t.isChecked(i, 0, blocks(length)-1) {

@@ -60,13 +60,8 @@ func (s *Store) read(loc Loc, length int, p []byte, off int64, now bool) error {
 	if len(p) == 0 {
 		return nil
 	}
-	g := s.segment(loc.Segment())
+	g, t, i := s.find(loc)
 	if g == nil {
-		return ErrGone
-	}
-	t := g.tab.Load()
-	i := t.find(loc.off())
-	if i < 0 {
 		return ErrGone
 	}
 	first, last := int(off/BlockSize), int((off+int64(len(p))-1)/BlockSize)
@@ -119,21 +114,13 @@ func (s *Store) readChecked(g *segment, loc Loc, length int, p []byte, off int64
 	rest := st.rest[:pre+post]
 	head := st.head[:loc.gap()]
 	bufs := append(st.pieces[:0], head, rest[:pre], p, rest[pre:])
-	payload := loc.off() + int64(loc.gap()) + from
 	// The header is right before the first block, so one read fetches both (BenchmarkReadFirst: 8.8 µs of CPU instead
 	// of 9.1 with two reads).
-	if post == 0 {
-		bufs = bufs[:3]
-	}
-	if pre == 0 {
-		bufs[1] = bufs[0]
-		bufs = bufs[1:]
-	}
 	var err error
 	if first == 0 {
 		err = s.readPieces(g.f, bufs, loc.off(), now)
 	} else if err = s.readPieces(g.f, bufs[:1], loc.off(), now); err == nil {
-		err = s.readPieces(g.f, bufs[1:], payload, now)
+		err = s.readPieces(g.f, bufs[1:], loc.off()+int64(loc.gap())+from, now)
 	}
 	if err != nil {
 		return err

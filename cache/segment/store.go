@@ -25,13 +25,11 @@ var (
 	ErrCorrupt = errors.New("corrupt")
 	// ErrGone is returned for a Loc whose segment was dropped. The caller fetches again.
 	ErrGone = errors.New("segment: the record's segment was dropped")
-	// ErrFull is returned if an append would exceed MaxBytes or the Budget. The caller drops a segment or does
-	// without.
+	// ErrFull is returned if an append would exceed MaxBytes or the Budget. The caller drops a segment or does without.
 	ErrFull = errors.New("segment: the store is full")
 	// ErrWouldBlock is returned by ReadAtNow for bytes that are not in memory.
 	ErrWouldBlock = errors.New("segment: the read would wait for the disk")
-	// ErrNewerFormat is wrapped by Open's error about a segment of a format version that this program does not
-	// support.
+	// ErrNewerFormat is wrapped by Open's error about a segment of a format version that this program does not support.
 	ErrNewerFormat = errors.New("written by a newer version of shoal")
 	// ErrClosed is returned by a closed store.
 	ErrClosed = errors.New("segment: the store is closed")
@@ -169,6 +167,17 @@ func (s *Store) path(id uint32) string { return filepath.Join(s.dir, fmt.Sprintf
 
 // segment returns the segment with this number, or nil.
 func (s *Store) segment(id uint32) *segment { return (*s.segs.Load())[id] }
+
+// find returns the segment of a record, its slots, and the record's number among them; no segment if it is not there.
+func (s *Store) find(loc Loc) (g *segment, t *slots, i int) {
+	if g = s.segment(loc.Segment()); g != nil {
+		t = g.tab.Load()
+		if i = t.find(loc.off()); i < 0 {
+			g = nil
+		}
+	}
+	return g, t, i
+}
 
 // setSegment puts a segment into the map, or removes it if g is nil. The caller holds mu.
 func (s *Store) setSegment(id uint32, g *segment) {
@@ -444,13 +453,8 @@ func (g *segment) cut(off int64, err error) error {
 func (s *Store) Free(loc Loc) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g := s.segment(loc.Segment())
-	if g == nil {
-		return
-	}
-	t := g.tab.Load()
-	i := t.find(loc.off())
-	if i < 0 || g.isDead(i) {
+	g, t, i := s.find(loc)
+	if g == nil || g.isDead(i) {
 		return
 	}
 	for len(g.dead) <= i/64 {
