@@ -95,10 +95,9 @@ type Restorer struct {
 // NewRestorer returns a Restorer. decoder may be nil: then such sets cannot be read. asIs tells whether ReadCoded may
 // return coded members as they are; nil: it may not. chunk is the layout's Chunk.
 func NewRestorer(r objstore.Reader, decoder Decoder, asIs func() bool, chunk int64) *Restorer {
-	return &Restorer{Reader: r,
+	return &Restorer{Reader: r, decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		parquets: parquets{decoding: make(chan struct{}, chunksAtOnce(chunk)), largest: chunk,
 			room: chunksKept(max(chunk, 1))},
-		decoder: decoder, asIs: asIs, turn: make(chan struct{}, runtime.GOMAXPROCS(0)),
 		shards: map[string]*codedShard{}, learned: map[string]bool{}}
 }
 
@@ -273,42 +272,45 @@ func (r *Restorer) restore(c codedMember, stored []byte) ([]byte, error) {
 	return file, nil
 }
 
-// known returns what of has under a name, or loads it, once for all who want it.
+// known returns what of has under a name, or loads it.
 func known[T any](ctx context.Context, r *Restorer, of map[string]T, name string,
 	load func(ctx context.Context) (T, error)) (T, error) {
-	find := func() (v T, ok bool) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
+	return cached(ctx, r, name, func() (v T, ok bool) {
 		v, ok = of[name]
 		return v, ok
+	}, func(v T) { of[name] = v }, load)
+}
+
+// cached returns what find finds, or loads and keeps it, once for all who want it. Loading goes on if they leave, for as
+// long as a store is tried. find and keep are called under the lock.
+func cached[T any](ctx context.Context, r *Restorer, name string, find func() (T, bool), keep func(T),
+	load func(ctx context.Context) (T, error)) (v T, err error) {
+	look := func() (T, bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return find()
 	}
-	if v, ok := find(); ok {
+	if v, ok := look(); ok {
 		return v, nil
 	}
-	loaded, err := r.once(ctx, name, func(ctx context.Context) (any, error) {
-		if v, ok := find(); ok { // it came meanwhile
+	loading := r.loads.DoChan(name, func() (any, error) {
+		if v, ok := look(); ok { // it came meanwhile
 			return v, nil
 		}
-		v, err := load(ctx)
+		v, err := load(context.WithoutCancel(ctx))
 		if err == nil {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			of[name] = v
+			keep(v)
 		}
 		return v, err
 	})
-	v, _ := loaded.(T)
-	return v, err
-}
-
-// once calls load for all who ask at the same time. It goes on if they leave, for as long as a store is tried.
-func (r *Restorer) once(ctx context.Context, name string, load func(ctx context.Context) (any, error)) (any, error) {
-	loaded := r.loads.DoChan(name, func() (any, error) { return load(context.WithoutCancel(ctx)) })
 	select {
-	case l := <-loaded:
-		return l.Val, l.Err
+	case l := <-loading:
+		v, _ = l.Val.(T)
+		return v, l.Err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return v, ctx.Err()
 	}
 }
 

@@ -39,8 +39,7 @@
 //
 // # Index (.sidx)
 //
-// All integers are little endian. Later versions keep magic, version, and the place of the header's
-// checksum.
+// All integers are little endian. Later versions keep magic, version, and the place of the header's checksum.
 //
 //	offset
 //	     0  +--------------------------------+

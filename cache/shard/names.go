@@ -24,8 +24,7 @@ const (
 	modeWhole             // none
 )
 
-// Escaped counts the files whose name in the tar is not their path, by reason; a file can have
-// several.
+// Escaped counts the files whose name in the tar is not their path, by reason; a file can have several.
 type Escaped struct {
 	Files       int `json:"files"`        // all of them, each once
 	Dotfiles    int `json:"dotfiles"`     // leading dot

@@ -323,8 +323,7 @@ func (k *packer) already(ctx context.Context, data []byte) error {
 	}
 	if d := difference(s.params, k.params); d != "" {
 		return fmt.Errorf("%s%s: there is another complete set already: %s (pack into another prefix, or "+
-			"remove that set first)",
-			k.prefix, SummaryName, d)
+			"remove that set first)", k.prefix, SummaryName, d)
 	}
 	k.report(true, func(p *Progress) {
 		n := len(s.Shards)
@@ -343,8 +342,7 @@ func (k *packer) sameMarker(data []byte) error {
 	}
 	if d := difference(old, k.params); d != "" {
 		return fmt.Errorf("%s%s: an unfinished pack has other parameters: %s (use those, or remove everything "+
-			"under the prefix, or pack into another one)",
-			k.prefix, MarkerName, d)
+			"under the prefix, or pack into another one)", k.prefix, MarkerName, d)
 	}
 	return nil
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"sync"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -185,8 +184,7 @@ type parquets struct {
 	largest  int64 // chunk
 	room     int64 // chunksKept
 
-	latest sync.Mutex
-	files  []named[*parquetFile] // the latest
+	files  []named[*parquetFile] // the latest; under Restorer.mu
 	chunks []named[[]byte]
 }
 
@@ -195,13 +193,10 @@ type named[T any] struct {
 	v    T
 }
 
-// latest returns what has a name, or loads it, once for all who want it. It keeps what was used last, up to most of
-// what size says.
+// latest returns what has a name, or loads it. It keeps what was used last, up to most of what size says.
 func latest[T any](ctx context.Context, r *Restorer, of *[]named[T], most int64, size func(T) int64, name string,
 	load func(ctx context.Context) (T, error)) (v T, err error) {
 	find := func() (v T, ok bool) {
-		r.latest.Lock()
-		defer r.latest.Unlock()
 		i := slices.IndexFunc(*of, func(n named[T]) bool { return n.name == name })
 		if i < 0 {
 			return v, false
@@ -210,31 +205,19 @@ func latest[T any](ctx context.Context, r *Restorer, of *[]named[T], most int64,
 		*of = append(slices.Delete(*of, i, i+1), found)
 		return found.v, true
 	}
-	if v, ok := find(); ok {
-		return v, nil
+	keep := func(v T) {
+		left := most - size(v)
+		i := len(*of)
+		for ; i > 0 && left >= size((*of)[i-1].v); i-- {
+			left -= size((*of)[i-1].v)
+		}
+		*of = append(slices.Delete(*of, 0, i), named[T]{name, v})
 	}
-	loaded, err := any(nil), errLeft
-	for errors.Is(err, errLeft) && ctx.Err() == nil {
-		loaded, err = r.once(ctx, name, func(ctx context.Context) (any, error) {
-			if v, ok := find(); ok { // it came meanwhile
-				return v, nil
-			}
-			v, err := load(ctx)
-			r.latest.Lock()
-			defer r.latest.Unlock()
-			if err == nil {
-				left := most - size(v)
-				i := len(*of)
-				for ; i > 0 && left >= size((*of)[i-1].v); i-- {
-					left -= size((*of)[i-1].v)
-				}
-				*of = append(slices.Delete(*of, 0, i), named[T]{name, v})
-			}
-			return v, err
-		})
+	for {
+		if v, err = cached(ctx, r, name, find, keep, load); !errors.Is(err, errLeft) || ctx.Err() != nil {
+			return v, cmp.Or(ctx.Err(), err)
+		}
 	}
-	v, _ = loaded.(T)
-	return v, cmp.Or(ctx.Err(), err)
 }
 
 var errLeft = errors.New("its reader has left")

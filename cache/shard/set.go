@@ -66,8 +66,7 @@ type OpenOptions struct {
 	memory int64
 }
 
-// Set is a set of shards. Shards and the rest of the fields must not be changed. It is safe for
-// concurrent use.
+// Set is a set of shards. Shards and the rest of the fields must not be changed. It is safe for concurrent use.
 type Set struct {
 	// Shards are the tars, in the order of their names, or of the pattern.
 	Shards []objstore.Object
@@ -177,9 +176,7 @@ func Open(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOpt
 			o.Logger.Warn("the manifest of a shard set is damaged; its shards are read without it", "cause", err,
 				"remedy", "restore it, or pack again into another prefix")
 		}
-		return s, s.openPrefix(ctx, src.Prefix, src.String())
-	}
-	if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
+	} else if _, err := r.Stat(ctx, src.Prefix+MarkerName); err == nil {
 		return nil, fmt.Errorf("%s: the shards are not complete: %s is there, %s is not (run the same shoal pack "+
 			"again)", src, MarkerName, SummaryName)
 	} else if objstore.KindOf(err) != objstore.KindNotFound {

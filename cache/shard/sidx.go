@@ -135,8 +135,7 @@ func (ix *index) encode() ([]byte, error) {
 	return out, nil
 }
 
-// parseIndex checks data, which the index refers to. Its errors wrap [catalog.ErrCorrupt] or
-// [catalog.ErrNewerFormat].
+// parseIndex checks data, which the index refers to. Its errors wrap [catalog.ErrCorrupt] or [catalog.ErrNewerFormat].
 func parseIndex(data []byte) (*index, error) {
 	v, err := catalog.CheckHeader(data, indexHeader, indexMagic, indexVersion, indexVersion+codedVersion+sumsVersion,
 		"an index")

@@ -95,8 +95,7 @@ func encodeJSON(v any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// ParseSummary reads a set's manifest. Its errors wrap [catalog.ErrCorrupt] or
-// [catalog.ErrNewerFormat].
+// ParseSummary reads a set's manifest. Its errors wrap [catalog.ErrCorrupt] or [catalog.ErrNewerFormat].
 func ParseSummary(data []byte) (*Summary, error) {
 	s := new(Summary)
 	if err := decodeJSON(data, s, &s.params, summaryFormat); err != nil {

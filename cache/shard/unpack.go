@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -59,7 +58,7 @@ func (s *Set) Unpack(ctx context.Context, dir string, progress func(Unpacked)) (
 	if err := unix.Flock(int(top.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return Unpacked{}, fmt.Errorf("unpack: %s: another process unpacks here (let it finish): %w", dir, err)
 	}
-	u := &unpacker{Set: s, objects: s.Objects(), root: root, dir: dir, progress: progress, made: map[string]bool{}}
+	u := &unpacker{Set: s, objects: s.Objects(), root: root, dir: dir, progress: progress}
 	u.buffers.New = func() any { return new([unpackPiece]byte) }
 	// An earlier run that was killed has left some.
 	if err = root.RemoveAll(unpackFolder); err == nil {
@@ -92,10 +91,8 @@ type unpacker struct {
 	buffers  sync.Pool // of *[unpackPiece]byte
 	leftOut  []string
 
-	mu    sync.Mutex
-	now   Unpacked
-	made  map[string]bool // folders
-	temps int
+	mu  sync.Mutex
+	now Unpacked
 }
 
 // run hands neighbours to goroutines that restore them.
@@ -212,10 +209,7 @@ func (u *unpacker) differs(m Member) error {
 
 // write makes m's file from pieces that read returns.
 func (u *unpacker) write(m Member, read func(off, n int64) ([]byte, error)) (err error) {
-	u.mu.Lock()
-	u.temps++
-	temp := unpackFolder + "/" + strconv.Itoa(u.temps)
-	u.mu.Unlock()
+	temp := fmt.Sprintf("%s/%d-%d", unpackFolder, m.Shard, m.Off)
 	f, err := u.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
@@ -234,8 +228,7 @@ func (u *unpacker) write(m Member, read func(off, n int64) ([]byte, error)) (err
 	}
 	if m.Summed && sum != m.Sum {
 		return fmt.Errorf("%q in %s has checksum %08x, and its index says %08x (restore the shard, or pack the "+
-			"source again into another place)",
-			m.Path, u.Shards[m.Shard].Key, sum, m.Sum)
+			"source again into another place)", m.Path, u.Shards[m.Shard].Key, sum, m.Sum)
 	}
 	if !m.Summed { // only now is it known whether a file that is there is this one
 		old, there, err := u.there(m, make([]byte, 64<<10))
@@ -257,7 +250,7 @@ func (u *unpacker) write(m Member, read func(off, n int64) ([]byte, error)) (err
 			return err
 		}
 	}
-	if err := u.folder(path.Dir(m.Path)); err != nil {
+	if err := u.root.MkdirAll(path.Dir(m.Path), 0o777); err != nil {
 		return err
 	}
 	if err := u.root.Rename(temp, m.Path); err != nil {
@@ -265,17 +258,6 @@ func (u *unpacker) write(m Member, read func(off, n int64) ([]byte, error)) (err
 	}
 	u.done(m, false)
 	return nil
-}
-
-// folder makes a folder with its parents, once.
-func (u *unpacker) folder(name string) error {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.made[name] {
-		return nil
-	}
-	u.made[name] = true
-	return u.root.MkdirAll(name, 0o777)
 }
 
 func (u *unpacker) done(m Member, kept bool) {
