@@ -99,8 +99,7 @@ func join(o Options, p pace) (*Cluster, error) {
 	c := &Cluster{at: at, o: o, log: o.Log.With("cluster", at.Name), pace: p,
 		done: make(chan struct{}), wake: make(chan struct{}, 1), self: o.Self, views: settling{pace: p},
 		changed: make(chan struct{}), news: make(chan struct{}), settled: make(chan struct{}),
-		refused: make(chan struct{}),
-		state:   State{Phase: Joining, Since: time.Now()}}
+		refused: make(chan struct{}), state: State{Phase: Joining, Since: time.Now()}}
 	if o.Self.ID == "" {
 		c.views.quiet, c.views.gather = 0, 0
 	}

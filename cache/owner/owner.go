@@ -32,8 +32,7 @@ type Owners struct {
 // New returns the owners among the nodes, in any order: it changes the indices, but not who owns.
 func New(source [16]byte, nodes []Node) *Owners {
 	o := &Owners{nodes: append([]Node(nil), nodes...), seeds: make([]uint64, len(nodes)),
-		rates: make([]float64, len(nodes)),
-		all:   make([]int, len(nodes)), source: seed(source, "")}
+		rates: make([]float64, len(nodes)), all: make([]int, len(nodes)), source: seed(source, "")}
 	for i, n := range nodes {
 		o.seeds[i], o.all[i], o.rates[i] = seed(source, n.ID), i, 0.9999*math.Log2E*0x1p-63/max(float64(n.Weight), 1)
 	}

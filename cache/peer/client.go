@@ -77,8 +77,7 @@ func NewClient(cfg ClientConfig) *Client {
 		cfg.Now = time.Now
 	}
 	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext,
-		places:  newPlaces(allPlaces),
-		remotes: map[string]*remote{}}
+		places: newPlaces(allPlaces), remotes: map[string]*remote{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
@@ -160,7 +159,10 @@ func (c *Client) Retain(nodes []Node) {
 	for id, r := range c.remotes {
 		if !slices.ContainsFunc(nodes, func(n Node) bool { return n.ID == id }) {
 			delete(c.remotes, id)
-			r.close()
+			r.mu.Lock()
+			r.gone = true
+			r.mu.Unlock()
+			r.drain()
 		}
 	}
 }
@@ -558,11 +560,11 @@ func (r *remote) putIdle(c *clientConn) {
 	r.c.mu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.gone || c.address != r.node.Address || c.from < c.to { // more than the answer came
+	if r.gone || c.address != r.node.Address || c.in.Buffered() > 0 { // more than the answer came
 		_ = c.conn.Close()
 		return
 	}
-	if c.since = time.Now(); len(r.idle) >= most {
+	if c.since, c.w = time.Now(), nil; len(r.idle) >= most {
 		_ = r.idle[0].conn.Close()
 		r.idle = slices.Delete(r.idle, 0, 1)
 	}
@@ -579,13 +581,6 @@ func (r *remote) drain() {
 	r.idle = nil
 }
 
-func (r *remote) close() {
-	r.mu.Lock()
-	r.gone = true
-	r.mu.Unlock()
-	r.drain()
-}
-
 // clientConn is a connection that speaks the protocol.
 type clientConn struct {
 	conn    net.Conn
@@ -593,12 +588,14 @@ type clientConn struct {
 	since   time.Time // it is idle
 	until   time.Time // a read from it may take
 
-	number   uint32
-	heard    bool // a byte of the answer
-	out      []byte
-	in       []byte // [from:to] was read and is not used yet
-	from, to int
-	seen     []bool // by piece: its frame came
+	w      *watch // of the request that it carries
+	number uint32
+	heard  bool // a byte of the answer
+	out    []byte
+	in     *bufio.Reader // of Read
+	head   [frameSize]byte
+	sums   [4 * extentSize / granuleSize]byte
+	seen   []bool // by piece: its frame came
 }
 
 // dial makes a connection within a time.
@@ -622,7 +619,8 @@ func (r *remote) dial(ctx context.Context, within time.Duration) (*clientConn, e
 		}
 		conn = t
 	}
-	c := &clientConn{conn: conn, address: node.Address, in: make([]byte, 4<<10)}
+	c := &clientConn{conn: conn, address: node.Address}
+	c.in = bufio.NewReaderSize(c, 4<<10)
 	if err := c.upgrade(node); err != nil {
 		_ = conn.Close()
 		return nil, err
@@ -674,7 +672,7 @@ func inClear(err error) error {
 // do sends a request and reads its answer.
 func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 	c.number++
-	c.heard, req.number = false, c.number
+	c.w, c.heard, req.number = w, false, c.number
 	c.out = appendRequest(c.out[:0], req, pieces)
 	w.sent = w.now()
 	w.heard = w.sent
@@ -690,11 +688,10 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 	c.seen = slices.Grow(c.seen[:0], len(pieces))[:len(pieces)]
 	clear(c.seen)
 	for left, waits := len(pieces), 0; left > 0; {
-		head, err := c.next(w, frameSize)
-		if err != nil {
+		if _, err := io.ReadFull(c.in, c.head[:]); err != nil {
 			return err
 		}
-		f, err := parseFrame(head, req, pieces)
+		f, err := parseFrame(c.head[:], req, pieces)
 		switch {
 		case err != nil:
 			return err
@@ -718,7 +715,7 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 			continue
 		}
 		p := &pieces[f.piece]
-		if err := c.data(w, p.P[:f.n]); err != nil {
+		if err := c.data(p.P[:f.n]); err != nil {
 			return err
 		}
 		if p.Filled = true; f.kind == frameCoded {
@@ -731,49 +728,22 @@ func (c *clientConn) do(w *watch, req Request, pieces []Piece) error {
 var errDamaged = errors.New("wrong checksum")
 
 // data reads the bytes of a piece.
-func (c *clientConn) data(w *watch, p []byte) error {
-	sums, err := c.next(w, 4*sumsOf(len(p)))
-	if err != nil {
-		return err
-	}
-	var all [4 * extentSize / granuleSize]byte // the buffer is used again
-	copy(all[:], sums)
-	n := copy(p, c.in[c.from:c.to])
-	c.from += n
-	for n < len(p) {
-		m, err := c.read(w, p[n:])
-		if err != nil {
+func (c *clientConn) data(p []byte) error {
+	sums := c.sums[:4*sumsOf(len(p))]
+	for _, b := range [][]byte{sums, p} {
+		if _, err := io.ReadFull(c.in, b); err != nil {
 			return err
 		}
-		n += m
 	}
-	if !checkSums(all[:], p) {
+	if !checkSums(sums, p) {
 		return errDamaged
 	}
 	return nil
 }
 
-// next returns the next n bytes, valid until the next call.
-func (c *clientConn) next(w *watch, n int) ([]byte, error) {
-	if c.to-c.from < n {
-		c.to = copy(c.in, c.in[c.from:c.to])
-		c.from = 0
-		for c.to < n {
-			m, err := c.read(w, c.in[c.to:])
-			if err != nil {
-				return nil, err
-			}
-			c.to += m
-		}
-	}
-	b := c.in[c.from : c.from+n]
-	c.from += n
-	return b, nil
-}
-
-// read reads from the connection, and looks at the watch at each tick.
-func (c *clientConn) read(w *watch, p []byte) (int, error) {
-	for {
+// Read reads from the connection, and looks at the watch at each tick.
+func (c *clientConn) Read(p []byte) (int, error) {
+	for w := c.w; ; {
 		n, err := c.conn.Read(p)
 		if n > 0 {
 			w.heard, c.heard = w.now(), true

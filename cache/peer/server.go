@@ -126,8 +126,7 @@ func (s *Server) Stats() ServerStats {
 	s.mu.Unlock()
 	return ServerStats{
 		Requests: s.count.requests.Load(), Pieces: s.count.pieces.Load(), Bytes: s.count.bytes.Load(),
-		Busy:     s.count.refused.Load(),
-		InFlight: s.busy.Load(), Memory: s.memory.Load(), Connections: n,
+		Busy: s.count.refused.Load(), InFlight: s.busy.Load(), Memory: s.memory.Load(), Connections: n,
 	}
 }
 

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -38,10 +39,9 @@ func TLS(cert, key, ca string) (*tls.Config, error) {
 		}
 		return pool, nil
 	}
-	if _, err := pair(); err != nil {
-		return nil, err
-	}
-	if _, err := authorities(); err != nil {
+	_, certErr := pair()
+	_, caErr := authorities()
+	if err := cmp.Or(certErr, caErr); err != nil {
 		return nil, err
 	}
 	return &tls.Config{
