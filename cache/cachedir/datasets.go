@@ -241,9 +241,8 @@ func (d *Dir) makeRoom(need int64) bool {
 		left, _ := d.countIdle(id)
 		if freed += before - left; segments > 0 {
 			log.Warn("cached data of a dataset that is not open was dropped: another dataset needs the space (pin "+
-				"it, or raise --cache-size)", "source", byID[id].Source,
-				"gave_back", humanize.IBytes(uint64(before-left)), "segments", segments,
-				"left", humanize.IBytes(uint64(left)))
+				"it, or raise --cache-size)", "source", byID[id].Source, "gave_back",
+				humanize.IBytes(uint64(before-left)), "segments", segments, "left", humanize.IBytes(uint64(left)))
 		}
 	}
 	return freed > 0

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,16 +39,13 @@ func (c *Catalog) Datasets() ([]Dataset, error) {
 	}); err != nil {
 		return nil, fmt.Errorf("catalog: %w", err)
 	}
-	var list []Dataset
-	seen := make(map[[16]byte]bool)
+	all := make(map[[16]byte]Dataset)
 	add := func(d Dataset) {
-		if seen[d.ID] {
-			return
+		if _, there := all[d.ID]; !there {
+			s := sources[d.Source]
+			d.Version, d.Files, d.Bytes = s.Version, s.Files, s.Bytes
+			all[d.ID] = d
 		}
-		seen[d.ID] = true
-		s := sources[d.Source]
-		d.Version, d.Files, d.Bytes = s.Version, s.Files, s.Bytes
-		list = append(list, d)
 	}
 	named := make(map[string]bool)
 	if err := each(c, datasetPrefix, func(key string, v datasetValue) {
@@ -77,10 +75,9 @@ func (c *Catalog) Datasets() ([]Dataset, error) {
 			add(Dataset{ID: id})
 		}
 	}
-	slices.SortFunc(list, func(x, y Dataset) int {
+	return slices.SortedFunc(maps.Values(all), func(x, y Dataset) int {
 		return cmp.Or(y.LastUsed.Compare(x.LastUsed), cmp.Compare(x.Source, y.Source), bytes.Compare(x.ID[:], y.ID[:]))
-	})
-	return list, nil
+	}), nil
 }
 
 // ParseID parses a dataset's id in hex, the name of its folders.

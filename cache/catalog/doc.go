@@ -51,11 +51,10 @@
 //
 // # Sample order
 //
-// The files of a manifest are sorted by (class folder, directory path, file name), each compared by
-// code point, which for UTF-8 is byte order. The class folder is the first component of the path;
-// files at the root have none and come first. This is the order of torchvision's ImageFolder, and it
-// is not key order: a/z.jpg comes before a/b/x.jpg, and c/s-x/1 before c/s/y/1, because directories
-// are compared as whole path strings.
+// The files of a manifest are sorted by (class folder, directory path, file name), each compared by code point, which
+// for UTF-8 is byte order. The class folder is the first component of the path; files at the root have none and come
+// first. This is the order of torchvision's ImageFolder, and it is not key order: a/z.jpg comes before a/b/x.jpg, and
+// c/s-x/1 before c/s/y/1, because directories are compared as whole path strings.
 //
 // # Dataset version
 //

@@ -35,10 +35,9 @@ var ErrInUse = errors.New("in use")
 // passwords finds those of URLs among arguments.
 var passwords = regexp.MustCompile(`(://[^\s:/@]*):\S*@`)
 
-// Lock makes the cache folder if necessary and locks it for this process, until release is called or the process
-// ends. Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older
-// version is refused, or with resetOld emptied, and one of a newer version is refused with an error that wraps
-// ErrNewerFormat.
+// Lock makes the cache folder if necessary and locks it for this process, until release is called or the process ends.
+// Its error names the process that holds it. It also writes or checks the file FORMAT: a folder of an older version is
+// refused, or with resetOld emptied, and one of a newer version is refused with an error that wraps ErrNewerFormat.
 //
 // If the folder is encrypted with the user's secret, it returns the key. A new folder gets one. With a secret, an
 // unencrypted folder is refused, and so is an encrypted one if secret is nil.

@@ -35,8 +35,7 @@ const (
 	headerLen       = 128
 	dirLen          = 40
 
-	// noTime stands for an unknown modification time, and for one that int64 nanoseconds cannot
-	// hold.
+	// noTime stands for an unknown modification time, and for one that int64 nanoseconds cannot hold.
 	noTime = math.MinInt64
 )
 
@@ -265,8 +264,7 @@ func (m *Manifest) checkFiles() error {
 	if sum != m.bytes {
 		return corrupt("sizes add up to %d, want %d", sum, m.bytes)
 	}
-	// Each file is in the range of its own directory; equal totals mean that no range claims a
-	// file of another one.
+	// Each file is in the range of its own directory; equal totals mean that no range claims a file of another one.
 	claimed := 0
 	for d := range m.dirs {
 		r := m.dirRow(d)

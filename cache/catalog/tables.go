@@ -118,8 +118,7 @@ func (t *tables) LoadSegments(yield func(id uint32, size int64, sealed bool, tab
 	return nil
 }
 
-// list returns the numbers of the segments that have a table, ascending, and removes the temporary files
-// of a crash.
+// list returns the numbers of the segments that have a table, ascending, and removes the temporary files of a crash.
 func (t *tables) list() ([]uint32, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

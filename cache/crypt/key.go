@@ -105,22 +105,14 @@ func Exists(dir string) (bool, error) {
 
 // Create makes a key for a directory without one, and writes it there.
 func Create(dir string, s Secret) (*Key, error) {
-	k := &Key{secret: s.ID()}
+	k := new(Key)
 	Random(k.b[:])
-	return k, k.write(dir, s)
+	return k, k.Rewrap(dir, s)
 }
 
 // Rewrap encrypts the directory's key with another secret. Data encrypted with the directory's key stays as it is.
+// After a crash the old file or the new one is there.
 func (k *Key) Rewrap(dir string, s Secret) error {
-	if err := k.write(dir, s); err != nil {
-		return err
-	}
-	k.secret = s.ID()
-	return nil
-}
-
-// write replaces the file, so that after a crash the old file or the new one is there.
-func (k *Key) write(dir string, s Secret) (err error) {
 	e := envelope{Format: 1, Cipher: envelopeCipher, KeyID: s.ID()}
 	e.Key = wrapAEAD(s).Seal(nil, nil, k.b[:], []byte(e.KeyID))
 	e.Sum = e.sum()
@@ -128,7 +120,11 @@ func (k *Key) write(dir string, s Secret) (err error) {
 	if err != nil {
 		return err
 	}
-	return durable.Write(filepath.Join(dir, FileName), "crypt.key", 0o600, slices.Values([][]byte{b, {'\n'}}))
+	err = durable.Write(filepath.Join(dir, FileName), "crypt.key", 0o600, slices.Values([][]byte{b, {'\n'}}))
+	if err == nil {
+		k.secret = e.KeyID
+	}
+	return err
 }
 
 // Open reads a directory's key. Its errors wrap ErrWrongSecret, ErrDamaged, or the system's error.
