@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"regexp"
 	"strconv"
@@ -58,7 +59,9 @@ func Parse(s string) (Address, error) {
 			host, port = strings.Trim(server, "[]"), "2379"
 		}
 		n, err := strconv.Atoi(port)
-		if host == "" || strings.ContainsAny(host, " []/?#") || err != nil || n < 1 || n > 65535 {
+		_, noIP := netip.ParseAddr(host)
+		if host == "" || strings.ContainsAny(host, " []/?#") || strings.Contains(host, ":") && noIP != nil ||
+			err != nil || n < 1 || n > 65535 {
 			return a, bad("%q is no HOST:PORT", server)
 		}
 		a.Servers = append(a.Servers, net.JoinHostPort(host, port))

@@ -33,6 +33,7 @@ func TestParse(t *testing.T) {
 		"etcd://a:x/n":            "no HOST:PORT",
 		"etcd://a:1,,b:1/n":       "no HOST:PORT",
 		"etcd://a:70000/n":        "no HOST:PORT",
+		"etcd://a:1:b:2/n":        "no HOST:PORT",
 		"etcd://secret@a:1/n":     "USER:PASSWORD",
 		"etcd://:secret@a:1/n":    "USER:PASSWORD",
 		"etcd://u:%secret@a:1/n":  "has a % that is not followed by two hex digits (write %25 for a %)",

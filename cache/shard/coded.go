@@ -281,8 +281,8 @@ func known[T any](ctx context.Context, r *Restorer, of map[string]T, name string
 	}, func(v T) { of[name] = v }, load)
 }
 
-// cached returns what find finds, or loads and keeps it, once for all who want it. Loading goes on if they leave, for as
-// long as a store is tried. find and keep are called under the lock.
+// cached returns what find finds, or loads and keeps it, once for all who want it. Loading goes on if they leave, for
+// as long as a store is tried. find and keep are called under the lock.
 func cached[T any](ctx context.Context, r *Restorer, name string, find func() (T, bool), keep func(T),
 	load func(ctx context.Context) (T, error)) (v T, err error) {
 	look := func() (T, bool) {
