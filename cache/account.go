@@ -32,8 +32,7 @@ func (c *Cache) NewAccount(weight float64) *Account {
 	return a
 }
 
-// CloseAccount takes the account out of the cache. What is left on it belongs to no account, and is recycled unless
-// another one claims it.
+// CloseAccount takes the account out of the cache. What is left on it is recycled unless another one claims it.
 func (c *Cache) CloseAccount(a *Account) {
 	r := c.ring
 	r.mu.Lock()
@@ -57,16 +56,14 @@ func (a *Account) add(n int64) {
 	}
 }
 
-// takes reports whether size bytes that are on account b should move to a: if b is nil, or if a's load stays below
-// b's even with them.
+// takes reports whether size bytes on account b should move to a: if b is nil, or a's load with them is below b's.
 func (a *Account) takes(b *Account, size int64) bool {
 	return a != b && a != nil && (b == nil || float64(a.Held()+size)/a.weight < b.Load())
 }
 
 // Owners decides which account holds an extent. It is called without locks held.
 type Owners interface {
-	// Needed returns how many samples the owner of account from reads before this file; negative if it must not lose
-	// the file.
+	// Needed returns how many samples the owner of account from reads before this file; negative: it must not lose it.
 	Needed(from *Account, v *Volume, file int) int
 	// Heir returns the account that should hold a file; nil if nobody wants it.
 	Heir(v *Volume, file int) *Account
@@ -108,8 +105,7 @@ func (c *Cache) TakeBack(a *Account, need int64, over float64, o Owners) (freed 
 	return freed
 }
 
-// last returns the most loaded account and its latest staged extents, latest first, if need bytes for a justify taking
-// some.
+// last returns the most loaded account and its staged extents, latest first, if need bytes for a justify taking some.
 func (r *ring) last(a *Account, need int64, over float64) (from *Account, keys []extentKey) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

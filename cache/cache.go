@@ -170,8 +170,7 @@ func (c *Cache) OnFreed(f func()) { c.ledger.freed = f }
 // else may use the cache meanwhile.
 func (c *Cache) OnLost(f func(v *Volume, r Range)) { c.lost = f }
 
-// reclaim tries to free need bytes of what nobody needs now, with all of what was read last, or with hard of what is
-// needed, too.
+// reclaim tries to free need bytes of what nobody needs now; with all, of what was read last, too; with hard, of all.
 func (c *Cache) reclaim(need int64, all, hard bool) (lost []extentKey) {
 	return c.ring.reclaim(need, c.ledger.Limit()/againShare, all, hard)
 }
@@ -219,8 +218,7 @@ func (c *Cache) relieve() {
 	}
 }
 
-// get returns an extent that is in memory in a form that will do, with a reference for the caller, who reads n bytes;
-// or nil.
+// get returns an extent in memory in a form that will do, with a reference for the caller, who reads n bytes; or nil.
 func (c *Cache) get(k extentKey, n int, f form) (b *buffer) {
 	freed := false
 	if f != plainForm {

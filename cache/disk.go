@@ -374,8 +374,7 @@ func (d *disk) heed(op string, err error) {
 	}
 }
 
-// probe puts the tier in use again once nothing hangs and the disk accepts a write. It touches the disk on its own
-// goroutine only.
+// probe, on a goroutine of its own, puts the tier in use again once nothing hangs and the disk accepts a write.
 func (d *disk) probe() {
 	for {
 		d.mu.Lock()

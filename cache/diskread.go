@@ -71,8 +71,7 @@ func (k extentKey) record(file int) keptRecord {
 	return r
 }
 
-// read fills p from off of the record. One that cannot be read is forgotten, and so fetched again. Its error is the
-// context's.
+// read fills p from off of the record. What cannot be read is forgotten, and fetched again. Its error is the context's.
 func (k keptRecord) read(ctx context.Context, p []byte, off int64) (bool, error) {
 	if err := k.d.read(ctx, k.loc, k.n, p, off); err != nil {
 		return k.d.unread(ctx, err, k.forget)

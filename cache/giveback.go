@@ -158,8 +158,7 @@ func (in owners) wants(loc segment.Loc) bool {
 	return ok && k.v.Chooses(k.v.Numbered(int(k.extent())))
 }
 
-// condense drops a segment except for spare bytes of it, kept set first. The places of the rest are still to be
-// forgotten.
+// condense drops a segment but for spare bytes of it, kept set first. The places of the rest are yet to be forgotten.
 func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err error) {
 	room, err := d.room() // the copies are written before the segment goes
 	if err != nil {

@@ -48,8 +48,7 @@ func (q *query) boardGranule(k extentKey) (b boarding, ok bool) {
 	return b, b.kept.d != nil
 }
 
-// missing is what is fetched for a request of which the beginning is nowhere: granules of extent e, or all of it. v.mu
-// is held.
+// missing is what is fetched for a request whose beginning is nowhere: granules of extent e, or all. v.mu is held.
 func (q *query) missing(e extentKey) (parts []part) {
 	if q.p == nil || !q.v.hasGranules(q.file, q.x) {
 		return q.whole()
@@ -79,8 +78,7 @@ func granulesOf(parts []part) (bits uint64) {
 	return bits
 }
 
-// fetchesPart reports whether an extent is fetched for a peer that asks for a part of it, and notes the part. v.mu is
-// held.
+// fetchesPart reports whether an extent is fetched for a peer that asks for a part, and notes that. v.mu is held.
 func (q *query) fetchesPart(e extentKey) bool {
 	if q.n == int(q.v.ExtentBytes(q.file, q.x)) || q.v.Extents(q.file) == 1 {
 		return true

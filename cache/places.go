@@ -140,8 +140,7 @@ func (ps *places) put(e uint32, loc segment.Loc, coded int) {
 // unplace forgets the place of an extent, if it is still loc.
 func (ps *places) unplace(e uint32, loc segment.Loc) bool { return ps.move(e, loc, 0, 0) }
 
-// move changes the place of an extent, if it is still from; 0 is none. coded is the length of the new record if it is
-// coded.
+// move changes the place of an extent, if it is still from; 0 is none. coded is the length of a new coded record.
 func (ps *places) move(e uint32, from, to segment.Loc, coded int) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()

@@ -29,8 +29,7 @@ type Recoder struct {
 	growing uint32                // and the one in use then, if it is such
 }
 
-// NewRecoder returns a recoder that encodes on so many threads at once. rest is called by each after some work, and may
-// sleep.
+// NewRecoder returns a recoder that encodes on so many threads. Each calls rest after some work, which may sleep.
 func NewRecoder(v *Volume, threads int, rest func(worked time.Duration)) *Recoder {
 	return &Recoder{v: v, threads: threads, rest: rest, tried: make([]atomic.Uint32, (len(v.locs)+31)/32)}
 }

@@ -81,8 +81,7 @@ var (
 	ErrNotHeld = errors.New("cache: not held")
 )
 
-// ReadAt fills p from the file's offset off, with fewer bytes only at the end of the file. When ctx ends the reader
-// leaves; the fetch goes on.
+// ReadAt fills p from off, with fewer bytes only at the file's end. When ctx ends the reader leaves; the fetch goes on.
 func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int, error) {
 	p = p[:max(0, min(int64(len(p)), v.m.Size(file)-off))]
 	for n := 0; n < len(p); {
@@ -107,8 +106,7 @@ func (v *Volume) ReadAt(ctx context.Context, file int, p []byte, off int64) (int
 	return len(p), nil
 }
 
-// Lend returns n bytes of the file from off if they are in memory in one piece. They do not change until release,
-// which must be called once.
+// Lend returns n bytes from off if memory has them in one piece. They are valid until release, to be called once.
 func (v *Volume) Lend(file int, off int64, n int) (data []byte, release func(), ok bool) {
 	q := newQuery(context.Background(), v, file, off, n)
 	if q.n < n {

@@ -79,8 +79,7 @@ func (v *Volume) Place(file int, check bool) (segment.Place, bool) {
 	return k.d.store.Place(k.loc, k.n, check)
 }
 
-// Damaged returns how many records of the dataset were found damaged so far. Places that were given before may be of
-// one.
+// Damaged returns how many records of the dataset were found damaged. Places that were given before may be of one.
 func (v *Volume) Damaged() int64 { return atomic.LoadInt64(&v.ds.count.Corrupt) }
 
 // SegmentDir returns the folder of the segments, or "" if there are none.
@@ -94,8 +93,7 @@ func (v *Volume) SegmentDir() string {
 // maxFetch bounds how much of a just opened file is read from the disk: the READ that follows asks for no more.
 const maxFetch = 512 << 10
 
-// WillRead says that the file was opened and is about to be read from its start. It loads what the disk has of that
-// into memory meanwhile.
+// WillRead says that the file is about to be read from its start. Meanwhile it loads what the disk has of that.
 func (v *Volume) WillRead(file int) {
 	if v.Extents(file) == 0 {
 		return

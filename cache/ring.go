@@ -281,8 +281,7 @@ func (r *ring) forms(k extentKey) (plain, isCoded bool) {
 	return plain, isCoded
 }
 
-// get returns a piece, of which the caller reads n bytes, with a reference for the caller; or nil. freed says that it
-// is now spent.
+// get returns a piece, of which the caller reads n bytes, with a reference; or nil. freed: it is spent now.
 func (r *ring) get(k extentKey, n int) (b *buffer, freed bool) {
 	if !k.maybe() {
 		return nil, false
@@ -384,8 +383,7 @@ func (r *ring) spend(k extentKey) (free bool) {
 	return free
 }
 
-// take removes a piece, if it is on the account from, or whatever it is on if that is nil. It returns how many bytes
-// that freed.
+// take removes a piece, if it is on account from; nil: on any, or none. It returns how many bytes that freed.
 func (r *ring) take(k extentKey, from *Account) int64 {
 	r.mu.Lock()
 	defer r.unlock()

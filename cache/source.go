@@ -18,13 +18,11 @@ type Want struct {
 	File int
 	Off  int64
 	P    []byte
-	// Coded is not nil if P is of a whole file that may come in its coded form. Then its length, which is less than
-	// P's, is stored there.
+	// Coded is not nil if P is of a whole file that may come coded: then that form's length, less than P's, goes there.
 	Coded *int
 }
 
-// Source is a place that bytes come from. A flight asks its sources in turn: other nodes, the store; or the coded copy
-// of a file, alone.
+// Source is a place that bytes come from. A flight asks other nodes, then the store; or a file's coded copy alone.
 type Source interface {
 	// Fill fills some of the wants, which lie in one object in this order, and returns the others in the same order for
 	// the next source. The last source fills all, or fails. It may keep or change the slice, but it writes to no P
@@ -39,8 +37,7 @@ type Peers interface {
 	Asks(file, extent int) bool
 	// Owns reports whether other nodes ask this one for an extent.
 	Owns(file, extent int) bool
-	// Sampled reports whether the extent is of the sample of what nodes ask owners for that do not keep it, and is
-	// given all the same.
+	// Sampled reports whether the extent is of the sample that is asked of owners that do not keep it, and given.
 	Sampled(file, extent int) bool
 	// Nodes is how many nodes of its zone read the dataset, this one included.
 	Nodes() int
@@ -147,8 +144,7 @@ func (s *store) Fill(ctx context.Context, wants []Want) (rest []Want, err error)
 	return nil, nil
 }
 
-// summed reports whether the checksum of a want is known, as of an extent of a packed file that comes whole and plain,
-// and whether it is right.
+// summed reports whether a want's checksum is known, as of a packed file's whole plain extent, and whether it is right.
 func (s *store) summed(w Want) (known, right bool) {
 	x := int(w.Off / ExtentSize)
 	if s.locate == nil || w.Off%ExtentSize != 0 || int64(len(w.P)) != s.v.ExtentBytes(w.File, x) ||

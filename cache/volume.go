@@ -196,8 +196,7 @@ func (v *Volume) Unspent() (files []int) {
 	return files
 }
 
-// Spend says that the file was read, or is no longer wanted, and that no order that claimed it needs it: its staged
-// extents may be recycled.
+// Spend says that no order that claimed the file needs it, read or not: its staged extents may be recycled.
 func (v *Volume) Spend(file int) {
 	for x := range v.Extents(file) {
 		v.SpendRange(Range{File: file, Extent: x}, func(int64, int64) bool { return false })

@@ -48,8 +48,7 @@ func (w *writer) start(task func()) {
 	}
 }
 
-// do queues a task and waits for its end. If it fails, because ctx has ended or the disk is closed, the task may still
-// be run.
+// do queues a task and waits for its end. If it fails, as ctx has ended or the disk is closed, the task may still run.
 func (w *writer) do(ctx context.Context, task func()) error {
 	done := make(chan struct{})
 	w.start(func() { task(); close(done) })
@@ -94,8 +93,7 @@ func (w *writer) run() {
 	}
 }
 
-// write puts an extent on disk, if it is still to be written: a reader may have needed its memory more, or its volume
-// has retired.
+// write puts an extent on disk, unless a reader has needed its memory more, or its volume has retired.
 func (w *writer) write(k extentKey) {
 	c := w.d.c
 	buf := c.ring.getDirty(k)

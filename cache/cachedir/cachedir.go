@@ -210,8 +210,7 @@ func (d *Dir) Reserve(m *catalog.Manifest, layout *catalog.Layout, besides int64
 	return n, d.reserve(n, m.Len())
 }
 
-// diskFor returns the disk space for a version's metadata: its files, and a line in the catalog for each extent that
-// can be kept.
+// diskFor returns the disk space for a version's metadata: files, and a line of a table for each extent that fits.
 func diskFor(files, extents, cacheSize int64) int64 {
 	return files + min(extents, cacheSize>>12)*tableOnDisk
 }

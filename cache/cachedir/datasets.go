@@ -204,8 +204,7 @@ func folderBytes(dir string) (n int64, err error) {
 	return n, err
 }
 
-// makeRoom has datasets that are not open give back need bytes of segments, least recently used first, and reports
-// whether any did.
+// makeRoom has datasets that are not open give back need bytes, least recently used first. It reports whether any did.
 func (d *Dir) makeRoom(need int64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -232,8 +232,7 @@ func (c *Catalog) SetManifest(source string, m *Manifest, l *Layout, number int6
 	return about(c.change("source", map[string]any{sourcePrefix + source: v}), "%s", source)
 }
 
-// MarkStale records that keys below prefix have changed since the sources in whose folders they are were listed;
-// SetManifest clears that.
+// MarkStale records that keys below prefix have changed since sources in their folders were listed, until SetManifest.
 func (c *Catalog) MarkStale(prefix string, keys []string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -293,8 +292,7 @@ func (c *Catalog) Sources() (sources []Source, err error) {
 	return sources, err
 }
 
-// GC removes manifest and layout files that no source names and that are not in keep, a list of file names. It
-// returns how many.
+// GC removes manifest and layout files that no source names, but those named in keep. It returns how many.
 func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,8 +2,7 @@ package catalog
 
 import "github.com/cespare/xxhash/v2"
 
-// Inode returns the inode number that a mount gives to a path: xxHash64, with the kernel's own numbers (0, and 1 for
-// the root) avoided.
+// Inode returns a path's inode number in a mount: xxHash64, without the kernel's own numbers (0, and 1 for the root).
 func Inode(path []byte) uint64 {
 	h := xxhash.Sum64(path)
 	if h <= 1 {

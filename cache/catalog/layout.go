@@ -27,8 +27,7 @@ const (
 // Layout tells where the files of one manifest lie: in which shard, and at which offset. It is immutable and safe for
 // concurrent use. File, shard and rank numbers out of range panic, as slice indices do.
 //
-// The rank of a file is its position among all files by (shard, offset), so files of neighbouring ranks
-// are neighbours in a shard.
+// The rank of a file is its position among all files by (shard, offset): files of neighbouring ranks are neighbours.
 //
 // CACHE-DIR/layouts/VERSION, written once, read as a whole. All integers are little endian. Later
 // versions of the format keep magic, version, and the place of the header's checksum.

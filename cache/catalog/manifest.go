@@ -82,8 +82,7 @@ type Node struct {
 
 // Skipped tells which keys of a listing the tree cannot show.
 type Skipped struct {
-	// Markers counts empty objects whose key ends in "/", which some tools write for folders. They are shown
-	// as folders, not as files.
+	// Markers counts empty objects whose key ends in "/", as some tools write for folders. They are shown as folders.
 	Markers int `json:"markers"`
 	// Hostile counts keys that are no valid path, see the package comment.
 	Hostile int `json:"hostile"`
@@ -179,8 +178,7 @@ func parseColumns(data []byte, files, dirs uint64, arena [5]uint64) (*Manifest, 
 	return m, m.checkFiles()
 }
 
-// checkDirs checks that the directory table is one tree, numbered breadth-first, with sorted names
-// and sensible file ranges.
+// checkDirs checks that the directories are one tree, numbered breadth-first, with sorted names and sane file ranges.
 func (m *Manifest) checkDirs() error {
 	if m.prefix != "" && !strings.HasSuffix(m.prefix, "/") {
 		return corrupt("prefix %q", m.prefix)

@@ -152,8 +152,7 @@ func (s *Samples) atOrAfter(file int) int {
 // images are torchvision's IMG_EXTENSIONS.
 var images = []string{".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}
 
-// isImage reports whether a name ends in one of them, in any case, with or without the suffix that `shoal pack
-// --decode` adds.
+// isImage reports whether a name ends in one of them, in any case, with or without the suffix of `shoal pack --decode`.
 func isImage(name []byte) bool {
 	name = bytes.TrimSuffix(name, []byte(".npy"))
 	ext := name[max(bytes.LastIndexByte(name, '.'), 0):]

@@ -91,8 +91,7 @@ func (t *tables) CommitSegment(id uint32, size int64, sealed bool, table []byte)
 	return about(err, "record table of segment %08d", id)
 }
 
-// LoadSegments implements segment.Index. A segment whose table is damaged is passed with an empty one,
-// so that it is scanned.
+// LoadSegments implements segment.Index. A damaged table is passed as an empty one, so that its segment is scanned.
 func (t *tables) LoadSegments(yield func(id uint32, size int64, sealed bool, table []byte) error) error {
 	ids, err := t.list()
 	if err != nil {

@@ -208,8 +208,7 @@ func (c *Cluster) pause(ctx context.Context, d time.Duration) bool {
 	return ctx.Err() == nil
 }
 
-// heard takes a list in which this process is, and tells when it may become the view if nothing changes; zero: it need
-// not.
+// heard takes a list that has this process, and tells when it may become the view if nothing changes; zero: need not.
 func (c *Cluster) heard(v View) (due time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

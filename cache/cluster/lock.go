@@ -40,8 +40,7 @@ func (c *Cluster) Lock(ctx context.Context, name string) (held context.Context, 
 	}
 }
 
-// try takes the lock if it is free. It reads first, because a transaction that may write costs etcd as much as one that
-// does.
+// try takes the lock if it is free. It reads first: a transaction that may write costs etcd as much as one that does.
 func (s *session) try(ctx context.Context, l lock) bool {
 	ctx, cancel := s.within(ctx)
 	defer cancel()

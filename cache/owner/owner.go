@@ -76,8 +76,7 @@ func (o *Owners) contest(unit uint64, best int, others []int, once bool) int {
 	return best
 }
 
-// bounds returns numbers between which a node's draw lies, divided by its weight. The logarithm in integers takes 20
-// times as long.
+// bounds returns bounds of a node's draw, divided by its weight. The logarithm in integers takes 20 times as long.
 func (o *Owners) bounds(i int, h uint64) (lo, hi float64) {
 	draw, weight := -math.Log2(float64(^h|1)*0x1p-64), float64(o.nodes[i].Weight)
 	off := draw*1e-12 + 0x1p-50
@@ -132,8 +131,7 @@ const Buckets = 1 << 20
 // Bucket returns the part of a unit, which is any number that names it.
 func Bucket(unit uint64) int { return int(mix(unit) >> 44) }
 
-// ShardUnits returns the units of a shard's runs, each of which has one owner, so that files next to each other can be
-// fetched by one request.
+// ShardUnits returns the units of a shard's runs. Each has one owner, so that one request can fetch neighbours.
 func ShardUnits(shardKey string) func(run int64) uint64 {
 	sum := sha256.Sum256([]byte(shardKey))
 	a, b := binary.LittleEndian.Uint64(sum[:]), binary.LittleEndian.Uint64(sum[8:])

@@ -11,8 +11,7 @@ import (
 	"slices"
 )
 
-// Placement says on which nodes the ranks of a job run. All ranks agree on it: which of them reads a sample follows
-// from it.
+// Placement says on which nodes the ranks of a job run. Which rank reads a sample follows from it, so all agree on it.
 type Placement struct {
 	nodes []Node
 	node  []int   // by rank

@@ -2,8 +2,7 @@ package owner
 
 import "sync/atomic"
 
-// Table remembers the owners of the buckets, which it finds when they are first asked for. It takes 4 MiB, and is safe
-// for concurrent use.
+// Table remembers the owners of buckets, found when first asked for. It takes 4 MiB, and is safe for concurrent use.
 type Table struct {
 	o    *Owners
 	cell [Buckets]atomic.Uint32 // 1 more than the owner; 0: not known yet

@@ -106,8 +106,7 @@ type remote struct {
 	latency objstore.Histogram
 }
 
-// Stats are a client's counts for one node, since it was first seen. They count pieces, but for errors and late:
-// requests.
+// Stats are a client's counts for one node, since it was first seen: of pieces, errors and late of requests.
 type Stats struct {
 	Node     string           `json:"node"`
 	Address  string           `json:"address"`
@@ -768,8 +767,7 @@ func (c *clientConn) soon() error {
 	return c.conn.SetReadDeadline(c.until)
 }
 
-// File opens a manifest or a layout of a node. What it gives is not verified. A read fails when nothing comes for a
-// while.
+// File opens a manifest or a layout of a node, which is not verified. A read fails when nothing comes for a while.
 func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadCloser, error) {
 	return c.get(ctx, node, "manifest/"+url.PathEscape(name))
 }

@@ -68,8 +68,7 @@ func (s *Store) remove(g *segment) (freed int64, err error) {
 	return g.end, err
 }
 
-// visitLive calls visit for the live records of a segment that takes no more appends, whose headers can be read.
-// g.commit is held.
+// visitLive calls visit for live records with a good header, of a segment without more appends. g.commit is held.
 func (s *Store) visitLive(g *segment, visit func(Record, Loc)) {
 	t, buf := g.tab.Load(), new([maxHeadLen]byte)
 	for i, r := range t.recs[:t.n.Load()] {

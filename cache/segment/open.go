@@ -148,8 +148,7 @@ type loaded struct {
 	err       error
 }
 
-// loadAll loads the segments, several at once, and installs them by ascending number. It returns the numbers that the
-// index must drop.
+// loadAll loads segments, several at once, and installs them by ascending number. It returns what the index must drop.
 func (s *Store) loadAll(ids []uint32, install func(*loaded)) (forget []uint32, err error) {
 	n := runtime.GOMAXPROCS(0)
 	queue := make(chan chan *loaded, 2*n) // bounds the tables in memory

@@ -48,8 +48,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Record describes a payload: Length bytes at Offset of the object that KeyHash names in Dataset, in version ETag,
-// whose size is ObjectSize.
+// Record describes a payload: Length bytes at Offset of KeyHash's object in Dataset, of version ETag and ObjectSize.
 type Record struct {
 	Dataset, KeyHash [16]byte
 	ETag             string
@@ -57,8 +56,7 @@ type Record struct {
 	Offset           int64
 	Length           int
 
-	// File is the owner's current number for the object. It is a hint, kept in the record table only, to find the
-	// object without a search.
+	// File is the owner's number for the object now: a hint, in the record table only, that saves a search.
 	File uint32
 }
 
@@ -270,8 +268,7 @@ func parseHeader(b []byte, salt uint64, off, size int64) (header, error) {
 	return h, nil
 }
 
-// checkBlocks compares pieces with the checksums. Together they begin with block first and end at the end of a block
-// or of the payload.
+// checkBlocks compares pieces with the checksums: together they are whole blocks, from first on.
 func (h *header) checkBlocks(first int, pieces ...[]byte) bool {
 	crc, room, i := uint32(0), BlockSize, first
 	for _, p := range pieces {
@@ -389,8 +386,7 @@ type window struct {
 	off  int64 // of buf
 }
 
-// at returns the bytes from off: at least need of them, or all up to the end of the file. On a miss it reads fetch
-// bytes.
+// at returns at least need bytes from off, or all up to the end of the file. On a miss it reads fetch bytes.
 func (w *window) at(off int64, need, fetch int) ([]byte, error) {
 	need = int(min(int64(need), w.size-off))
 	if off < w.off || off+int64(need) > w.off+int64(len(w.buf)) {
@@ -442,8 +438,7 @@ func scan(r io.ReaderAt, salt uint64, from, size int64, found func(off int64, h 
 
 const (
 	sector = 512
-	// maxBadSectors is how many sectors resync skips in one chunk: a few bad pages of 4 KiB. If the disk fails more,
-	// it stops trying each.
+	// maxBadSectors is how many sectors resync skips in a chunk: a few bad pages of 4 KiB. Beyond, it tries no more.
 	maxBadSectors = 64
 )
 

@@ -10,8 +10,7 @@ import (
 )
 
 const (
-	// scrubRun is how much a scrub checks at a time, unless a record is longer. It bounds its memory, and the length
-	// passed to pace.
+	// scrubRun is how much a scrub checks, and passes to pace, at a time, unless a record is longer: it bounds memory.
 	scrubRun = 1 << 20
 	// scrubStep is how much it reads at a time. A step that is not all in memory is read and dropped as a whole, so a
 	// longer one would evict more of others' pages. BenchmarkScrub, ext4 on a cloud disk: without pace a scrub reads

@@ -26,8 +26,7 @@ const maxSealLen = seedLen + tagLen*(1+ExtentSize/BlockSize)
 // sealer encrypts the records of one segment; nil if the store has no key.
 type sealer struct{ records, tables cipher.AEAD }
 
-// newSealer derives the keys of the segment with this salt. Each segment has its own, so one key encrypts at most a
-// segment.
+// newSealer derives the keys of the segment with this salt: one key encrypts at most a segment.
 func newSealer(k *crypt.Key, salt uint64) *sealer {
 	if k == nil {
 		return nil

@@ -20,8 +20,7 @@ import (
 )
 
 var (
-	// ErrCorrupt is wrapped by errors about bytes that differ from those written. The caller frees the record and
-	// fetches again.
+	// ErrCorrupt is wrapped by errors about bytes other than those written. The caller frees them and fetches again.
 	ErrCorrupt = errors.New("corrupt")
 	// ErrGone is returned for a Loc whose segment was dropped. The caller fetches again.
 	ErrGone = errors.New("segment: the record's segment was dropped")
@@ -48,8 +47,7 @@ const (
 // Index keeps the record tables of segments, so that Open need not scan them. Losing the index loses no data. For one
 // segment its methods are called by one goroutine at a time.
 type Index interface {
-	// CommitSegment durably replaces the entry of a segment. The table covers the records before size. It must not be
-	// retained.
+	// CommitSegment durably replaces a segment's entry. table covers the records before size; it must not be retained.
 	CommitSegment(id uint32, size int64, sealed bool, table []byte) error
 	// LoadSegments calls yield for each segment by ascending number and returns its error, if any.
 	// The table must not change afterwards.
@@ -66,8 +64,7 @@ type Options struct {
 	SegmentSize int64
 	// MaxBytes limits the size of all segments, with headers and padding; 0 means no limit.
 	MaxBytes int64
-	// Budget is a second limit, shared with other stores; nil means none. A store gives its bytes back when it is
-	// closed.
+	// Budget is a second limit, shared with other stores; nil means none. A closed store has given its bytes back.
 	Budget *Budget
 	// Counted returns the bytes of the Budget that the caller has taken for what lies in the folder. Open takes them
 	// over, so that they are the store's without having been anybody else's; nil: there are none.
@@ -195,8 +192,7 @@ func (s *Store) sorted() []*segment {
 	return slices.SortedFunc(maps.Values(*s.segs.Load()), func(a, b *segment) int { return cmp.Compare(a.id, b.id) })
 }
 
-// take takes n bytes and reports whether both limits allow them; with beyond set, it takes them in any case. The
-// caller holds mu.
+// take takes n bytes if both limits allow them, or beyond is set, and reports whether it did. The caller holds mu.
 func (s *Store) take(n int64, beyond bool) bool {
 	if beyond {
 		s.o.Budget.Take(n)
@@ -603,8 +599,7 @@ func (s *Store) seal() {
 	}
 }
 
-// Used returns the bytes of all segments, with headers, padding, garbage, those of an append that is under way, and
-// those of Take.
+// Used returns the bytes of all segments, with headers, padding, garbage, the append under way, and those of Take.
 func (s *Store) Used() int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

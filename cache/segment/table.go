@@ -60,8 +60,7 @@ var errTable = errors.New("damaged record table")
 // leastEntry is the least that an entry of a table takes.
 const leastEntry = 5 + 16
 
-// parseTable returns the records of a table that lie before size, and how many do not. It checks everything that a
-// read relies on.
+// parseTable returns a table's records before size, and how many are not. It checks everything that a read relies on.
 func parseTable(b []byte, size int64) (entries []entry, lost int, err error) {
 	le := binary.LittleEndian
 	if len(b) < 6 || b[0] != tableVersion {

@@ -77,8 +77,7 @@ func untagged(tag string, o objstore.Object) (objstore.Object, error) {
 	return o, err
 }
 
-// Restorer is a store that restores the coded members of [Set.Objects], and decodes what [Rows] shows decoded. All else
-// it passes on.
+// Restorer restores the coded members of [Set.Objects], and decodes what [Rows] shows decoded. All else it passes on.
 type Restorer struct {
 	objstore.Reader
 	parquets
@@ -161,8 +160,7 @@ func (r *Restorer) ReadAt(ctx context.Context, o objstore.Object, p []byte, off 
 	return objstore.ReadAt(ctx, r, o, p, off)
 }
 
-// ReadSpans implements [objstore.SpanReader]: what is stored is read into the ends of the spans, by one request, and
-// restored from there.
+// ReadSpans implements [objstore.SpanReader]: one request reads what is stored to the spans' ends, to restore it there.
 func (r *Restorer) ReadSpans(ctx context.Context, o objstore.Object, spans []objstore.Span) error {
 	return r.ReadCoded(ctx, o, spans, make([]*int, len(spans)))
 }

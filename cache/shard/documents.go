@@ -11,8 +11,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Megatron's IndexedDataset is two objects. X.bin has the token ids of all sequences, one after the other. X.idx says
-// where they are:
+// Megatron's IndexedDataset is two objects. X.bin has the token ids of all sequences, X.idx says where they are:
 //
 //	"MMIDIDX\0\0", u64 version (1), u8 code of the type, u64 N sequences, u64 D: documents and 1 more
 //	N x i32 tokens of the sequence, N x i64 its offset in X.bin, D x i64 number of the document's first sequence

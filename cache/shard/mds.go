@@ -31,8 +31,7 @@ const (
 	maxMDSName   = 100
 )
 
-// mdsEncodings are the extensions of MDS's encodings, but of arrays. An extension that is a type has the length of one
-// number.
+// mdsEncodings are the extensions of MDS's encodings, but of arrays. One that is a type has the length of a number.
 var mdsEncodings = map[string]string{
 	"bytes": "", "str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "int": ".int64", "str_int": ".txt",
 	"str_float": ".txt", "str_decimal": ".txt",

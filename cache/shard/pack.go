@@ -31,8 +31,7 @@ type PackOptions struct {
 	ShardSize int64
 	// Seed names the order. It is written into the set; Permute is expected to depend on it.
 	Seed uint64
-	// Permute returns the order of n samples, the same in each call. Required: shards in the order of folders would
-	// make batches of one class.
+	// Permute returns the order of n samples, always the same. Required: shards by folder make batches of one class.
 	Permute func(n int) Order
 	// Connections is the number of files that are read at once. Default 64.
 	Connections int

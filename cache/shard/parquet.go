@@ -24,8 +24,7 @@ import (
 //
 // A list of a dataset decodes what an earlier one did not have: a Parquet file does not say how long its values are.
 //
-// Of lists those of numbers are read, as numbers one after the other. Other nested columns, and times of 96 bits, have
-// no files.
+// Lists of numbers are read, as numbers one after the other. Other nested columns, and times of 96 bits, have no files.
 const (
 	parquetSuffix = ".parquet"
 	// parquetTag begins the ETag of an object that is shown decoded; the size and the ETag of the file follow.

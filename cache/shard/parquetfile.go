@@ -296,8 +296,7 @@ func (c *parquetColumn) files() []string {
 	return all
 }
 
-// boundedCodec decodes pages into the memory that is there for them, as their headers say. The library's own allocates
-// what the page says.
+// boundedCodec decodes pages into the memory that their headers ask for. The library's own allocates what pages say.
 type boundedCodec struct {
 	compress.Codec
 	decode func(dst, src []byte) ([]byte, error)
@@ -337,8 +336,7 @@ var zstdDecoder = sync.OnceValue(func() *zstd.Decoder {
 	return d
 })
 
-// parquetValues decodes a chunk. next returns how many levels it has read, and values, which are valid until the next
-// call.
+// parquetValues decodes a chunk. next returns how many levels, and values, it has read, valid until the next call.
 type parquetValues struct {
 	next func(defs, reps []int16) (int64, int, error)
 	at   func(i int) []byte
@@ -360,8 +358,7 @@ func arrays[T ~[]byte](read func(int64, []T, []int16, []int16) (int64, int, erro
 	return v
 }
 
-// decode calls emit for each value of a chunk in the order of rows, which count from the group's first. value is valid
-// until it returns.
+// decode calls emit for each value of a chunk by row, counted from the group's first. value is valid until it returns.
 func (f *parquetFile) decode(ctx context.Context, r objstore.Reader, chunk int,
 	emit func(row int64, value []byte) bool) error {
 	group, at := chunk/len(f.columns), chunk%len(f.columns)

@@ -75,8 +75,7 @@ type Rows struct {
 	finders []finder // of each object
 }
 
-// finder finds the samples of an object: their Path, Size and Off. It returns what all objects of a dataset must have
-// in common.
+// finder finds an object's samples: their Path, Size and Off. It returns what all of a dataset must have in common.
 type finder func(ctx context.Context, o objstore.Object, emit func(Member) bool) (kind string, err error)
 
 // add adds an object, which is bad if err is not nil.

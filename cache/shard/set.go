@@ -56,8 +56,7 @@ type OpenOptions struct {
 	SkipBad bool
 	// Columns are those of Parquet files that are shown; none: all.
 	Columns []string
-	// Manifest and Layout are an earlier list, or nil: the samples of Parquet files that are unchanged since are taken
-	// from there.
+	// Manifest and Layout are an earlier list, or nil: samples of unchanged Parquet files are taken from there.
 	Manifest *catalog.Manifest
 	Layout   *catalog.Layout
 	Logger   *slog.Logger

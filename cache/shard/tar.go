@@ -229,8 +229,7 @@ func isCompressed(begin []byte) error {
 	return nil
 }
 
-// scanTar reads the headers of a tar. It calls reserve with the memory that it is about to need, and continues when
-// that returns.
+// scanTar reads the headers of a tar. It calls reserve for memory before it needs it, and goes on when that returns.
 func scanTar(ctx context.Context, r objstore.Reader, o objstore.Object, reserve func(n int64) error) (*scan, error) {
 	a := newAhead(ctx, r, o)
 	defer a.close()

@@ -128,8 +128,7 @@ func (u *unpacker) run(ctx context.Context) (err error) {
 	return errors.Join(g.Wait(), err)
 }
 
-// restore restores neighbours in a shard. Only the last of several may end more than unpackPiece after the first
-// begins.
+// restore restores neighbours in a shard. Of several the last ends at most unpackPiece after the first begins.
 func (u *unpacker) restore(ctx context.Context, group []Member) error {
 	buf := u.buffers.Get().(*[unpackPiece]byte)
 	defer u.buffers.Put(buf)
