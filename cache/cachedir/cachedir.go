@@ -108,9 +108,6 @@ func ForecastMemory(memory int64, files int) int64 {
 	return ledgerOf(memory - int64(files)*(bytesPerFile+110))
 }
 
-// memoryFor is the least --memory whose ledger holds n bytes.
-func memoryFor(n int64) int64 { return overhead + (n*4+2)/3 }
-
 // Errors that errors of Open wrap.
 var (
 	ErrInUse      = catalog.ErrInUse // another process owns the directory
@@ -221,10 +218,11 @@ func (d *Dir) reserve(n Need, files int) error {
 	ledger := d.Cache.Ledger()
 	if ledger.Limit()-n.memory < minLedger || !ledger.Withhold(n.memory) {
 		taken := ledgerOf(d.o.Memory) - ledger.Limit()
+		least := overhead + ((taken+n.memory+minLedger)*4+2)/3 // whose ledger holds as much
 		return fmt.Errorf("--memory %s is too little for %d files: metadata takes %s, what is open already %s, and "+
 			"the daemon %s; give at least %s",
 			humanize.IBytes(uint64(d.o.Memory)), files, humanize.IBytes(uint64(n.memory)),
-			humanize.IBytes(uint64(taken)), humanize.IBytes(overhead), RoundUp(memoryFor(taken+n.memory+minLedger)))
+			humanize.IBytes(uint64(taken)), humanize.IBytes(overhead), RoundUp(least))
 	}
 	d.charge(n.disk, n.offHeap)
 	return nil

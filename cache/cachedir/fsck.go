@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -96,8 +95,7 @@ func fsck(ctx context.Context, dir string, key *crypt.Key, o FsckOptions, r *Rep
 		return err
 	}
 	// A damaged catalog reports that itself and starts empty: all its content can be rebuilt.
-	quiet := slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError + 1}))
-	c, err := catalog.Open(dir, catalog.Options{Logger: quiet, Key: key})
+	c, err := catalog.Open(dir, catalog.Options{Logger: slog.New(slog.DiscardHandler), Key: key})
 	if err != nil {
 		return err
 	}

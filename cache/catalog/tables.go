@@ -98,17 +98,10 @@ func (t *tables) LoadSegments(yield func(id uint32, size int64, sealed bool, tab
 		return fmt.Errorf("catalog: %w", err)
 	}
 	for _, id := range ids {
-		b, err := os.ReadFile(t.path(id))
-		var size int64
-		var sealed bool
-		var table []byte
-		if err == nil {
-			size, sealed, table, err = t.parse(id, b)
-		}
+		size, sealed, table, err := t.load(id)
 		if err != nil {
 			t.c.log.Error("record table of a segment is damaged; the segment is scanned", "path", t.path(id),
 				"err", err)
-			size, sealed, table = 0, false, nil
 		}
 		if err := yield(id, size, sealed, table); err != nil {
 			return err
@@ -146,8 +139,12 @@ func (t *tables) list() ([]uint32, error) {
 	return ids, nil
 }
 
-func (t *tables) parse(id uint32, b []byte) (size int64, sealed bool, table []byte, err error) {
-	_, err = CheckHeader(b, tableHeaderLen, tableMagic, tableVersion, tableVersion, "a record table")
+// load reads a table: of no bytes, and size 0, with an error.
+func (t *tables) load(id uint32) (size int64, sealed bool, table []byte, err error) {
+	b, err := os.ReadFile(t.path(id))
+	if err == nil {
+		_, err = CheckHeader(b, tableHeaderLen, tableMagic, tableVersion, tableVersion, "a record table")
+	}
 	if err == nil {
 		err = CheckContent(b, tableHeaderLen)
 	}

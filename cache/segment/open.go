@@ -44,8 +44,7 @@ func Open(dir string, o Options, visit func(Extent, Loc)) (*Store, error) {
 			"holes", r.Holes, "torn_bytes", r.TornBytes, "lost_records", r.Lost, "bad_tables", r.BadTables,
 			"bad_segments", r.BadSegments, "mended_headers", r.Mended, "encrypted_records", r.Encrypted)
 	}
-	s.sealer.Add(1)
-	go s.seal()
+	s.sealer.Go(s.seal)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, g := range s.sorted() {

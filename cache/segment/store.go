@@ -588,7 +588,6 @@ func (s *Store) fsync(g *segment) error {
 
 // seal commits retired segments until the store is closed.
 func (s *Store) seal() {
-	defer s.sealer.Done()
 	for range s.sealC {
 		if err := s.commitAll(true); err != nil {
 			s.o.Logger.Error("cache segment not made durable", "err", err)
