@@ -9,9 +9,8 @@ import (
 // Account counts the memory that one prefetcher holds: extents in flight, and extents in the ring that wait to be
 // read. Extents on disk do not count, since their memory may be reclaimed.
 //
-// Extents that several streams claimed are on the account with the least load among theirs. So streams that follow
-// each other through one order share the cost of what all of them will read, and the last one alone pays for what
-// only it still needs.
+// Extents that several streams claimed are on the account with the least load among theirs. So streams that follow each
+// other through one order share the cost of what all will read, and the last alone pays for what only it still needs.
 type Account struct {
 	weight float64
 	held   atomic.Int64
@@ -21,8 +20,7 @@ type Account struct {
 	closed bool
 }
 
-// NewAccount opens an account. Its weight, more than 0, sets its share when memory is short: all accounts get the
-// same amount per unit of weight.
+// NewAccount opens an account. Its weight, more than 0, is its share when memory is short: all get as much per unit.
 func (c *Cache) NewAccount(weight float64) *Account {
 	a := &Account{weight: weight}
 	a.staged.also = &a.held

@@ -9,9 +9,8 @@ import (
 // adoption makes the records found on disk resident, if the volume's manifest still names them.
 //
 // A record table notes the number that the file had when the record was written. If the manifest has the same version
-// of the object under that number, one comparison is enough. All other records (files that moved in the order,
-// records that no table covers) are looked up together, in one pass over the manifest after all tables were read.
-// Records not found stay unclaimed.
+// of the object under that number, one comparison is enough. All others (files that moved in the order, records that no
+// table covers) are looked up together, in one pass over the manifest after all tables. Those not found stay unclaimed.
 type adoption struct {
 	v         *Volume
 	moved     []movedRecord

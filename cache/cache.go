@@ -13,8 +13,7 @@
 // What readers read at random places of files of several extents is fetched in granules of 64 KiB (granules.go). The
 // disk keeps those that an order of ranges reads, until they make an extent (partial.go).
 //
-// An extent that does not fit on the full disk stays in the ring until it was read, and after that as long as memory
-// has room for it (ring.go).
+// An extent that the full disk does not take stays in the ring until it was read, and then while memory has room.
 //
 // A [Cache] holds several datasets under one memory budget and one disk budget. Each dataset has its own segments and
 // writer ([Volume.OpenDisk]). A [Volume] is one version of a dataset; the versions share the segments. One dataset
@@ -22,9 +21,8 @@
 //
 // A kept set beats any eviction policy here, because an epoch reads each sample once: the demand hit ratio equals the
 // kept fraction f, where LRU gets about f²/2. If the order is known, [VolumeOptions].Admit chooses the set. Otherwise
-// the first samples to arrive are kept. Since the order is random, they are a random subset, and the misses spread
-// evenly over every later epoch. In both cases reads never displace kept data, so a scan of all files (a backup, a
-// grep) does not shrink the kept set.
+// the first samples to arrive are kept: of a random order a random subset, so that misses spread evenly over every
+// later epoch. Reads never displace kept data, so a scan of all files (a backup, a grep) does not shrink the set.
 //
 // # Giving back
 //
@@ -94,8 +92,7 @@ import (
 const ExtentSize = segment.ExtentSize
 
 // cleanLimit bounds the copies in memory of data that is on disk already. They save a page cache read each for a
-// reader just behind the prefetcher, which needs the latest hundred. More copies would only use fresh memory, and its
-// page faults cost as much as that read.
+// reader just behind the prefetcher, which needs the latest hundred. More use fresh memory: page faults cost as much.
 const cleanLimit = 8 << 20
 
 // ErrClosed is wrapped by errors of reads from a closed dataset. It is a [context.Canceled].
@@ -158,16 +155,14 @@ const againShare = 16
 // Ledger returns the account of memory.
 func (c *Cache) Ledger() *Ledger { return c.ledger }
 
-// Budget returns the account of disk. A caller that keeps segments of datasets that are not open under the
-// same limit takes their bytes from it.
+// Budget returns the account of disk. A caller takes from it what segments of datasets that are not open occupy.
 func (c *Cache) Budget() *segment.Budget { return c.budget }
 
 // OnFreed has f called whenever memory was freed. f must not block. Nothing else may use the cache meanwhile.
 func (c *Cache) OnFreed(f func()) { c.ledger.freed = f }
 
-// OnLost has f called with a staged piece that was prefetched and not yet read, and had to give its memory to a waiting
-// reader, or to another prefetcher (TakeBack). f may take locks that are held over calls of Prefetch and Claim. Nothing
-// else may use the cache meanwhile.
+// OnLost has f called when a staged piece that was prefetched and not yet read made way for a reader or for another
+// prefetcher (TakeBack). f may take locks that are held over Prefetch and Claim. Nothing else may use the cache yet.
 func (c *Cache) OnLost(f func(v *Volume, r Range)) { c.lost = f }
 
 // reclaim tries to free need bytes of what nobody needs now; with all, of what was read last, too; with hard, of all.
@@ -189,8 +184,7 @@ func (c *Cache) reserve(ctx context.Context, n int64, class Class) error {
 }
 
 // ReserveBatch waits until n bytes can be reserved for a batch of a feed, or fails with ErrTooLarge or the context's
-// error. Prefetched data gives way, the latest first: it may be the batch's own, which leaves the ring only once the
-// batch has memory.
+// error. Prefetched data gives way, the latest first: the batch's own leaves the ring only once the batch has memory.
 func (c *Cache) ReserveBatch(ctx context.Context, n int64) error {
 	return c.ledger.reserve(ctx, n, ForBatches, func() { c.evict(c.ledger.missing(n)) })
 }

@@ -31,8 +31,7 @@ const (
 	diskRetry = 30 * time.Second
 	// closeWait bounds the fsync at close, of some GiB of segments in the page cache.
 	closeWait = 60 * time.Second
-	// closeStuck bounds the wait at close for operations that hang: a slow disk may still answer, and unwritten data
-	// is fetched again.
+	// closeStuck bounds the wait at close for a hanging disk: it may yet answer; unwritten data is fetched again.
 	closeStuck = 5 * hangAfter
 	// checkEvery is how many bytes are appended between two checks of the disk's free space.
 	checkEvery = 8 << 20

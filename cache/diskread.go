@@ -11,9 +11,8 @@ import (
 )
 
 const (
-	// maxDiskReaders bounds a dataset's goroutines that wait for the disk, and so the threads that a hanging disk can
-	// hold. 16 reads of this size in flight fill an NVMe disk (3 GB/s at 100 µs needs 300 KB in flight) and let a disk
-	// with a head sort them.
+	// maxDiskReaders bounds a dataset's goroutines that wait for the disk, and so the threads that a hanging one holds.
+	// 16 such reads fill an NVMe disk (3 GB/s at 100 µs needs 300 KB in flight) and let a disk with a head sort them.
 	maxDiskReaders = 16
 	// diskPiece is the most that is read from the disk at once. Each reader's buffer is as large; all of them, 4 MiB,
 	// are not in the ledger. It is a multiple of segment.BlockSize, so that no block is checked twice.
@@ -109,8 +108,7 @@ func (k keptRecord) forget(err error) {
 	}
 }
 
-// read fills p from the record at loc, which is length bytes long. It fails with errHangs if the disk does not answer
-// in time; then p may be reused at once.
+// read fills p from the record at loc, of length bytes. It fails with errHangs if the disk is late; p is free then.
 func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, off int64) error {
 	// First all of it; then each piece, since the kernel's read-ahead may have brought it.
 	for n := len(p); ; n = min(len(p), int(diskPiece-off%segment.BlockSize)) {

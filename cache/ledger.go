@@ -223,8 +223,7 @@ func (l *Ledger) Withhold(n int64) bool {
 	return true
 }
 
-// PrefetchRoom returns how many bytes could be prefetched now, and how many of them are free: the others are of what
-// was read, and will be read again.
+// PrefetchRoom returns how many bytes could be prefetched now, and how many are free: the others will be read again.
 func (l *Ledger) PrefetchRoom() (room, free int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -54,8 +54,7 @@ const (
 	overheadSealed = 16 // of AES-GCM
 	sealedGranule  = granuleSize + overheadSealed
 	slotSize       = (ExtentSize/granuleSize*sealedGranule + 4095) &^ 4095 // whole blocks of the file system
-	// mostParts bounds about how many entries without a slot Volume.parts has: each takes some 100 bytes that --memory
-	// does not count.
+	// mostParts bounds the entries of Volume.parts without a slot, roughly: each takes 100 bytes beside --memory.
 	mostParts = 1 << 16
 )
 

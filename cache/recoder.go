@@ -195,8 +195,7 @@ func (r *Recoder) recode(ctx context.Context, k keptRecord) bool {
 	return used
 }
 
-// recoded appends the coded record of a file, and has it take the place of the plain one, in all versions. Only the
-// writer calls it.
+// recoded appends a file's coded record, which takes the plain one's place in all versions. Only the writer calls it.
 func (k keptRecord) recoded(payload []byte) (used bool) {
 	d, rec, from := k.d, k.describe(len(payload)), k.loc
 	to := d.append(rec, payload, func() (segment.Loc, error) {

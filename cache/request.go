@@ -228,7 +228,7 @@ func (q *query) get() (lease, error) {
 		if l, ok, err := q.collect(b); ok || err != nil {
 			return l, err
 		}
-		// It has moved, or came in another form, or is to be asked for alone.
+		// It has moved, came in another form, was not to be restored, or is to be asked for alone.
 	}
 }
 
@@ -315,8 +315,7 @@ func (q *query) kept(n int) {
 	}
 }
 
-// boarding is what a request waits for: parts that are on their way, one after the other; or a granule that is here. It
-// is empty if the extent is here by now.
+// boarding is what a request waits for: parts on their way, in turn, or a granule that is here. Empty: look again.
 type boarding struct {
 	parts []*part
 	span  trace.Span

@@ -395,8 +395,7 @@ func (r *ring) take(k extentKey, from *Account) int64 {
 	return e.buf.size
 }
 
-// least returns what may go first; nil if nothing may. The latest few bytes of spent entries have no rank, and do
-// not go unless all is asked for.
+// least returns what may go first, or nil. The latest few bytes of spent entries have no rank, and go only with all.
 func (r *ring) least(few int64, all bool) *entry {
 	for e := r.awaited.front; e != nil && (r.awaited.bytes > 4*few || !e.isAwaited()); e = r.awaited.front {
 		e.unlist()

@@ -5,13 +5,11 @@ import (
 	"sync/atomic"
 )
 
-// Budget is one limit for the bytes of several stores: those of all datasets in a cache folder. It is safe for
-// concurrent use.
+// Budget is one limit for the bytes of several stores, of all datasets in a cache folder. Safe for concurrent use.
 //
 // The segments on disk count when a store is opened, even beyond the limit; then appends get ErrFull until enough was
-// dropped. A closed store has returned all its bytes. So the host, which knows the folders of closed datasets, takes
-// their bytes itself (Take), gives them back when it deletes them, and hands them over when it opens them
-// (Options.Counted).
+// dropped. A closed store has returned all its bytes. So the host takes those of closed datasets itself (Take),
+// gives them back when it deletes them, and hands them over when it opens them (Options.Counted).
 type Budget struct {
 	used, limit atomic.Int64
 }

@@ -44,9 +44,8 @@ func (osFS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(n
 func (osFS) Remove(name string) error                     { return os.Remove(name) }
 func (osFS) SyncDir(name string) error                    { return durable.SyncDir(name) }
 
-// osFile is a file of the operating system. Reads into several buffers use the descriptor by Control of its RawConn:
-// like ReadAt, and unlike Fd, that keeps the descriptor open until they end, and, unlike Read of the RawConn, it
-// allows several at once.
+// osFile is a file of the operating system. Reads into several buffers use the descriptor by Control of its RawConn: it
+// stays open until they end, as by ReadAt and not by Fd, and there may be several, unlike by Read of the RawConn.
 type osFile struct {
 	*os.File
 	raw syscall.RawConn

@@ -32,9 +32,8 @@ func (s *Store) ReadAt(loc Loc, length int, p []byte, off int64) error {
 	return s.read(loc, length, p, off, false)
 }
 
-// ReadAtNow is ReadAt that never waits for the disk: it returns ErrWouldBlock if not all bytes are in the page cache,
-// including those that the checksums need. Then the caller uses ReadAt. On a file system that
-// cannot tell it always returns that.
+// ReadAtNow is ReadAt that never waits for the disk: it returns ErrWouldBlock if not all bytes, with those that the
+// checksums need, are in the page cache, or the file system cannot tell. Then the caller uses ReadAt.
 //
 // BenchmarkReadFirst: 63 KB in the page cache cost 6.2 µs of CPU as with ReadAt, 8.8 µs the first time, 2.2 of it for
 // the checksum. BenchmarkReadNow, ext4 on a cloud disk: a miss takes 28 µs and makes the kernel start to read, so the

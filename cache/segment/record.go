@@ -33,8 +33,7 @@ const (
 
 	// flagEncrypted is set in a record whose payload is encrypted.
 	flagEncrypted = 1
-	// voidMagic replaces the magic of a voided record: a failed append between others, or damage that Check repaired.
-	// It is as long as the magic.
+	// voidMagic replaces the magic, as long, of a voided record: a failed append, or damage that Check repaired.
 	voidMagic = "SHVD"
 
 	// Widths of the parts of a Loc. A gap is the distance from a record to its payload.

@@ -49,8 +49,7 @@ const (
 type Index interface {
 	// CommitSegment durably replaces a segment's entry. table covers the records before size; it must not be retained.
 	CommitSegment(id uint32, size int64, sealed bool, table []byte) error
-	// LoadSegments calls yield for each segment by ascending number and returns its error, if any.
-	// The table must not change afterwards.
+	// LoadSegments calls yield for each segment, ascending, and returns its error, if any. The table must not change.
 	LoadSegments(yield func(id uint32, size int64, sealed bool, table []byte) error) error
 	// DropSegment forgets a segment; an unknown one is no error.
 	DropSegment(id uint32) error
@@ -101,8 +100,7 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-// Store is a folder of segments. It is safe for concurrent use. Only one process at a time may open it; the owner of
-// the cache folder ensures that.
+// Store is a folder of segments. Safe for concurrent use, in one process: the cache folder's owner ensures that.
 type Store struct {
 	dir   string
 	o     Options
@@ -279,9 +277,8 @@ func writeAt(f File, p []byte, off int64) error {
 	return err
 }
 
-// Append writes a record. It returns ErrFull, before anything is written, if that would exceed MaxBytes or the
-// Budget. Any other error is the file system's; then nothing of the record is kept. The caller owns the payload again
-// when Append returns.
+// Append writes a record. It returns ErrFull, before anything is written, if that would exceed MaxBytes or the Budget.
+// Any other error is the file system's; then nothing of the record is kept. The payload is the caller's again.
 func (s *Store) Append(rec Record, payload []byte) (Loc, error) { return s.append(rec, payload, false) }
 
 // AppendBeyond is Append that may exceed MaxBytes and the Budget, for a caller who drops a segment for it soon.

@@ -7,8 +7,7 @@ import (
 	"math"
 )
 
-// tableVersion is the first byte of a record table. A table of another version is not read; the
-// segment is scanned instead.
+// tableVersion is the first byte of a record table. One of another version is not read: the segment is scanned.
 const tableVersion = 3 // 2 is sealedTable
 
 // entry is one record of a segment.
