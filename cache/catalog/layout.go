@@ -304,11 +304,8 @@ func parseLayout(data []byte, m *Manifest) (*Layout, error) {
 	l.offs, l.ranks, l.order, l.sums = cut(8*files), cut(4*files), cut(4*files),
 		cut(4*uint64(format-1)*files+size-least)
 	keys, tags := cut(keyLen), cut(tagLen)
-	if err := ascends(keyOff, len(keys)); err != nil {
-		return nil, corrupt("keys: %v", err)
-	}
-	if err := ascends(tagOff, len(tags)); err != nil {
-		return nil, corrupt("ETags: %v", err)
+	if err := cmp.Or(ascends("keys", keyOff, keys), ascends("ETags", tagOff, tags)); err != nil {
+		return nil, err
 	}
 	l.shards = make([]objstore.Object, count)
 	l.firstRank = make([]uint32, count+1)

@@ -2,6 +2,7 @@ package catalog
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -223,11 +224,8 @@ func (m *Manifest) checkDirs() error {
 // checkFiles checks the columns: offsets ascend and stay inside their arena, every file lies in its
 // directory's range, names ascend within a directory, and the sizes add up.
 func (m *Manifest) checkFiles() error {
-	if err := ascends(m.nameOff, len(m.names)); err != nil {
-		return corrupt("names: %v", err)
-	}
-	if err := ascends(m.etagOff, len(m.etags)); err != nil {
-		return corrupt("ETags: %v", err)
+	if err := cmp.Or(ascends("names", m.nameOff, m.names), ascends("ETags", m.etagOff, m.etags)); err != nil {
+		return err
 	}
 	for _, arena := range [][]byte{m.names, m.dirNames} {
 		if bytes.IndexByte(arena, '/') >= 0 || bytes.IndexByte(arena, 0) >= 0 {
@@ -274,17 +272,18 @@ func (m *Manifest) checkFiles() error {
 	return nil
 }
 
-func ascends(off []byte, limit int) error {
+// ascends checks where texts begin.
+func ascends(what string, off, texts []byte) error {
 	prev := uint64(0)
 	for i := 0; i < len(off); i += 8 {
 		o := binary.LittleEndian.Uint64(off[i:])
 		if i == 0 && o != 0 || o < prev {
-			return fmt.Errorf("offset %d descends", i/8)
+			return corrupt("%s: offset %d descends", what, i/8)
 		}
 		prev = o
 	}
-	if prev != uint64(limit) {
-		return fmt.Errorf("last offset is %d, want %d", prev, limit)
+	if prev != uint64(len(texts)) {
+		return corrupt("%s: last offset is %d, want %d", what, prev, len(texts))
 	}
 	return nil
 }
