@@ -367,9 +367,8 @@ func (d *disk) heed(op string, err error) {
 	d.c.ring.undirty(d.ds)
 	d.c.spent()
 	if first {
-		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir,
-			"reason", reason, "cause", err, "reads_too", reads, "remedy",
-			"free space in, or repair, the disk of the cache directory")
+		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir, "reason", reason,
+			"cause", err, "reads_too", reads, "remedy", "free space in, or repair, the disk of the cache directory")
 	}
 }
 

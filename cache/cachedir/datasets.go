@@ -231,9 +231,8 @@ func (d *Dir) makeRoom(need int64) bool {
 			continue
 		}
 		before := d.idle[id]
-		segments, err := d.Cache.GiveBack(d.segments(id),
-			segment.Options{Key: d.Key, MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id), Logger: log},
-			need-freed)
+		segments, err := d.Cache.GiveBack(d.segments(id), segment.Options{Key: d.Key, Logger: log,
+			MaxBytes: d.Cache.Budget().Limit(), Index: d.Catalog.Index(id)}, need-freed)
 		if err != nil {
 			log.Error("cannot free space of a dataset that is not open", "source", byID[id].Source, "cause", err)
 		}

@@ -292,7 +292,7 @@ func (c *Catalog) Sources() (sources []Source, err error) {
 	return sources, err
 }
 
-// GC removes manifest and layout files that no source names, but those named in keep. It returns how many.
+// GC removes manifest and layout files that no source names, except those named in keep. It returns how many.
 func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -305,27 +305,26 @@ func (c *Catalog) GC(keep ...string) (removed int, err error) {
 	}); err != nil {
 		return 0, about(err, "what nobody names")
 	}
-	var errs []error
 	for _, dir := range []string{c.manifestDir(), c.layoutDir(), c.codingsDir()} {
-		entries, err := os.ReadDir(dir)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
+		entries, e := os.ReadDir(dir)
+		if e != nil && !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
 		}
-		for _, e := range entries {
+		for _, entry := range entries {
 			// Only files that Save writes. c.mu is held, so temporary files are left from a crash.
-			name := e.Name()
+			name := entry.Name()
 			if (!isVersion(name) || kept[name]) && !strings.HasPrefix(name, durable.TempPrefix) {
 				continue
 			}
-			if err := os.Remove(filepath.Join(dir, name)); err != nil {
-				errs = append(errs, err)
+			if e := os.Remove(filepath.Join(dir, name)); e != nil {
+				err = errors.Join(err, e)
 				continue
 			}
 			killpoint.Pass("catalog.gc.removed")
 			removed++
 		}
 	}
-	return removed, about(errors.Join(errs...), "what nobody names")
+	return removed, about(err, "what nobody names")
 }
 
 func isVersion(name string) bool {

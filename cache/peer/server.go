@@ -184,12 +184,12 @@ func (s *Server) upgrade(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c, err := s.take(w)
-	switch {
-	case errors.Is(err, errFull):
-		http.Error(w, err.Error(), http.StatusTooManyRequests)
-		return
-	case err != nil:
-		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	if err != nil {
+		status := http.StatusServiceUnavailable
+		if errors.Is(err, errFull) {
+			status = http.StatusTooManyRequests
+		}
+		http.Error(w, err.Error(), status)
 		return
 	}
 	conn := c.conn

@@ -65,10 +65,8 @@ func TLS(cert, key, ca string) (*tls.Config, error) {
 			for _, c := range s.PeerCertificates[1:] {
 				between.AddCert(c)
 			}
-			_, err = s.PeerCertificates[0].Verify(x509.VerifyOptions{
-				Roots: roots, Intermediates: between,
-				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-			})
+			_, err = s.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between,
+				KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})
 			return err
 		},
 		DynamicRecordSizingDisabled: true, // answers are large

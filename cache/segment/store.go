@@ -513,14 +513,13 @@ func (s *Store) Sync() error {
 func (s *Store) Has(loc Loc) bool { return s.segment(loc.Segment()) != nil }
 
 // commitAll commits all finished records, or only those of segments that take no more appends.
-func (s *Store) commitAll(retiredOnly bool) error {
-	var errs []error
+func (s *Store) commitAll(retiredOnly bool) (err error) {
 	for _, g := range s.sorted() {
-		if err := s.commitSegment(g, retiredOnly); err != nil {
-			errs = append(errs, fmt.Errorf("segment: sync segment %08d: %w", g.id, err))
+		if e := s.commitSegment(g, retiredOnly); e != nil {
+			err = errors.Join(err, fmt.Errorf("segment: sync segment %08d: %w", g.id, e))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }
 
 // commitSegment fsyncs a segment and then commits the table of its records, without the one that is being appended.
@@ -658,12 +657,11 @@ func (s *Store) Close() error {
 	return errors.Join(s.commitAll(false), s.closeFiles())
 }
 
-func (s *Store) closeFiles() error {
-	var errs []error
+func (s *Store) closeFiles() (err error) {
 	for _, g := range s.sorted() {
 		g.commit.Lock()
-		errs = append(errs, g.f.Close())
+		err = errors.Join(err, g.f.Close())
 		g.commit.Unlock()
 	}
-	return errors.Join(errs...)
+	return err
 }
