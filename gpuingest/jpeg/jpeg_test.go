@@ -285,6 +285,21 @@ func TestDCT(t *testing.T) {
 			t.Errorf("%+v: fractions tried: %v", e, fractions)
 		}
 	}
+	// What is padded to the size that the file had comes in planes as it does in pixels.
+	const w, h = 64, 48
+	data := encode(t, photo(t, 1, w, h), w, h, Encoding{Quality: 90, Subsampling: Sub444})
+	j := Job{Size: image.Pt(w/2, h/2), Window: image.Rect(0, 0, w, h), DCT: true}
+	pixels, planes := make([]byte, w*h*3), bytes.Repeat([]byte{0xa5}, w*h*3)
+	err := Decode(pixels, data, &j)
+	j.Planar = true
+	if err = errors.Join(err, Decode(planes, data, &j)); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range pixels {
+		if planes[i%3*w*h+i/3] != v {
+			t.Fatalf("value %d of the padded picture: %d in pixels, %d in planes", i, v, planes[i%3*w*h+i/3])
+		}
+	}
 }
 
 // TestLoopsAgree compares the vector loops with the plain ones, which the tests above compare with Pillow: any size,

@@ -1245,7 +1245,7 @@ static void decode(sj_scratch *s, const uint8_t *src, size_t n, sj_recoded *from
 	switch (d->num_components) {
 	case 1:
 	case 3:
-		if (!from && q->planar && !table && !q->flip && !q->turn && q->win_w == q->box_w && q->win_h == q->box_h &&
+		if (!from && q->planar && !table && !q->flip && !q->turn && q->win_w == q->out_w && q->win_h == q->out_h &&
 			!q->win_x && !q->win_y && s->x.identity && s->y.identity) s->plain = dst;
 		d->out_color_space = s->plain ? JCS_EXT_RGB : JCS_EXT_RGBX;
 		break;
