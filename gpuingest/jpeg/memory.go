@@ -207,7 +207,7 @@ func shapeOf(src []byte) (s shape) {
 	s.width, s.blocks = mcus*int64(8*h), mcus*s.mcuRows*int64(all)
 	s.scans = src[at-1] != 0xc0 && src[at-1] != 0xc1
 	for i := at + n; !s.scans; {
-		for i+1 < len(src) && (src[i] != 0xff || src[i+1] == 0xff || src[i+1] == 0 || src[i+1]&0xf8 == 0xd0) {
+		for i+1 < len(src) && (src[i] != 0xff || src[i+1] == 0xff || src[i+1] <= 1 || src[i+1]&0xf8 == 0xd0) {
 			i++
 		}
 		if i+4 >= len(src) || src[i+1] == 0xda {

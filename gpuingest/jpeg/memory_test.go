@@ -37,6 +37,25 @@ func TestMemoryIsCounted(t *testing.T) {
 	if err := Register(tables); err != nil {
 		t.Fatal(err)
 	}
+	// Many taps, which no vector loop lays out, and a window far wider than the picture.
+	defer setSIMD(vnni)
+	for simd := range haveSIMD + 1 {
+		setSIMD(simd)
+		for _, j := range []Job{{Size: image.Pt(18, 4)}, {Size: image.Pt(18, 4), Filter: Bicubic},
+			{Size: image.Pt(9, 4), Window: image.Rect(0, 0, 60000, 1), Box: image.Rect(0, 0, 20, 17)}} {
+			size := image.Pt(12000, 17)
+			if j.FromPlanes = true; !j.Box.Empty() {
+				size = j.Box.Max
+			}
+			_, _, win := j.parts(size)
+			TrimMemory(0)
+			if err := Resample(make([]byte, win.Dx()*win.Dy()*3), make([]byte, size.X*size.Y*3+PlanesSlack), size,
+				&j); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	setSIMD(vnni)
 	const limit = 12 << 20
 	for readers, most := range []int64{1 << 40, limit, 0} {
 		SetMemory(max(most, 64<<10))
@@ -66,6 +85,15 @@ func TestMemoryIsCounted(t *testing.T) {
 		if memory.used != 0 || memory.made.Load() != 0 || len(memory.idle)+len(memory.waiting) != 0 {
 			t.Fatalf("%d bytes left, %d idle", memory.used, len(memory.idle))
 		}
+	}
+}
+
+// TestMarkerWithoutLength: it does not hide the header of a file with several scans, whose coefficients are all kept.
+func TestMarkerWithoutLength(t *testing.T) {
+	if s := shapeOf([]byte("\xff\xd8\xff\xc0\x00\x11\x08\x00\x40\x00\x40\x03\x01\x11\x00\x02\x11\x00\x03\x11\x00" +
+		"\xff\x01\x00\x0c\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" +
+		"\xff\xda\x00\x0c\x03\x01\x00\x02\x11\x03\x11\x00\x3f\x00")); !s.scans {
+		t.Errorf("one scan: %+v", s)
 	}
 }
 

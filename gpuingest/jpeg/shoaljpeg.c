@@ -329,12 +329,13 @@ static int widen(axis *a) {
 // spread_pairs is spread for AVX2.
 static int spread_pairs(axis *a, int pairs) {
 	size_t groups = ((size_t)a->out + 15) / 16;
+	if (pairs > SLIDES) return 0;
 	if (!(a->pairs = lay(a, 2 * groups * (size_t)pairs, sizeof *a->pairs, 4 * groups))) return -1;
 	a->sliding = 0;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 4);
 		if (a->first[i] + a->n[i] - from > 16) a->sliding = 1;
-		if (a->first[i] - from > 14 || pairs > SLIDES) return 0;
+		if (a->first[i] - from > 14) return 0;
 		a->at[i / 4] = from - a->lo;
 		// Lanes are outputs 0 to 3 and 8 to 11 of 16, then the others, as the packs want them.
 		int half = i / 4 & 1, lane = (i & 3) + (i & 8) / 2;
@@ -355,6 +356,7 @@ static int spread_pairs(axis *a, int pairs) {
 // spread_single is spread for NEON.
 static int spread_single(axis *a, int taps) {
 	size_t groups = ((size_t)a->out + 15) / 16 * 4;
+	if (taps > 16) return 0;
 	if (!(a->single = lay(a, groups * (size_t)taps, sizeof *a->single, groups))) return -1;
 	for (int i = 0; i < a->out; i++) {
 		int from = window(a, i, 4);
