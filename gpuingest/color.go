@@ -75,9 +75,8 @@ func (p *picture) own() error {
 
 // remake replaces the picture by the result of f. The picture is owned.
 func (p *picture) remake(size image.Point, f func(dst []byte)) error {
-	if n := int64(size.X) * int64(size.Y); size.X < 1 || size.Y < 1 || n > jpeg.MaxPixels {
-		return fmt.Errorf("%w: %w: %v would become %v, the limit is %d pixels",
-			ErrBadSample, jpeg.ErrTooLarge, p.size0, size, jpeg.MaxPixels)
+	if err := jpeg.CheckSize(size); err != nil {
+		return fmt.Errorf("%w: made of %v: %w", ErrBadSample, p.size0, err)
 	}
 	b := getBuffer(size.X * size.Y * 3)
 	f(*b)

@@ -397,6 +397,10 @@ func TestBoxDistribution(t *testing.T) {
 func TestBadSamples(t *testing.T) {
 	good := photoJPEG(t, 1, 64, 48, 420)
 	_, pngFile := ask(t, "save", oracle.Q{"w": 64, "h": 48, "format": "PNG"}, photo(t, 1, 64, 48))
+	var wide bytes.Buffer
+	if err := png.Encode(&wide, image.NewGray(image.Rect(0, 0, 1<<16+1, 2))); err != nil {
+		t.Fatal(err)
+	}
 	tr := compile(t, "RandomResizedCrop(16)")
 	for _, c := range []struct {
 		name string
@@ -413,6 +417,7 @@ func TestBadSamples(t *testing.T) {
 		{"GIF", []byte("GIF89a.............."), ErrBadSample, "GIF"},
 		{"text", []byte("hello"), ErrBadSample, "68 65 6c 6c 6f"},
 		{"HTML", []byte("<html>404</html>"), ErrBadSample, "HTML"},
+		{"wide PNG", wide.Bytes(), jpeg.ErrTooLarge, "65536 a side"},
 	} {
 		err := tr.Apply(c.src, Draw{}, make([]byte, tr.OutBytes()))
 		if !errors.Is(err, ErrBadSample) || !errors.Is(err, c.is) || !strings.Contains(fmt.Sprint(err), c.says) {

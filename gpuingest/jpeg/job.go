@@ -107,11 +107,11 @@ func Decode(dst, src []byte, j *Job) error {
 	return DecodeSized(dst, src, image.Pt(w, h), j)
 }
 
-// CheckSize reports a picture of too many pixels.
+// CheckSize reports a picture of too many pixels, or of a side that is too long for a Job.
 func CheckSize(size image.Point) error {
-	if n := int64(size.X) * int64(size.Y); n > MaxPixels {
-		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's",
-			ErrTooLarge, size.X, size.Y, n, MaxPixels)
+	if n := int64(size.X) * int64(size.Y); n > MaxPixels || max(size.X, size.Y) > maxSide {
+		return fmt.Errorf("%w: %dx%d is %d pixels, the limit is %d, which is Pillow's, and %d a side",
+			ErrTooLarge, size.X, size.Y, n, MaxPixels, maxSide)
 	}
 	return nil
 }
