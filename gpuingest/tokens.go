@@ -2,9 +2,12 @@ package gpuingest
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -290,6 +293,8 @@ func parseMDS(b []byte, dtype string) (array, error) {
 	return parseRaw(b[from:], []int{-1}, dtype)
 }
 
+var errNull = errors.New("null is no token")
+
 // parseJSONList parses a list of integers.
 func parseJSONList(b []byte) (array, error) {
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -298,9 +303,9 @@ func parseJSONList(b []byte) (array, error) {
 	}
 	a := array{dtype: "int64", shape: []int{0}}
 	for d.More() {
-		var v int64
-		if err := d.Decode(&v); err != nil {
-			return array{}, badArray("element %d of the JSON list: %w", a.shape[0], err)
+		v := int64(math.MinInt64) // which null leaves as it is
+		if err := d.Decode(&v); err != nil || v == math.MinInt64 {
+			return array{}, badArray("element %d of the JSON list: %w", a.shape[0], cmp.Or(err, errNull))
 		}
 		a.data = binary.LittleEndian.AppendUint64(a.data, uint64(v))
 		a.shape[0]++

@@ -118,6 +118,12 @@ func TestTokensRefused(t *testing.T) {
 	}
 }
 
+func TestJSONListWithNull(t *testing.T) {
+	if a, err := parseJSONList([]byte("[1, null, 3]")); !errors.Is(err, ErrBadSample) {
+		t.Errorf("%v, %v", a, err)
+	}
+}
+
 // frame is a packed row as package loader reads it.
 func frame(docs ...[]byte) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(len(docs)))
