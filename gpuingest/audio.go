@@ -178,6 +178,7 @@ func openWAV(b []byte) (r recording, err error) {
 	le := binary.LittleEndian
 	var tag, bits, block int
 	var data []byte
+	large := int64(math.MaxUint32) // the size of the sound where RF64 has it
 	for rest := b[12:]; data == nil; {
 		if len(rest) < 8 {
 			return r, badArray("WAV without sound: the file is cut short")
@@ -194,9 +195,16 @@ func openWAV(b []byte) (r recording, err error) {
 			if tag == 0xfffe && size >= 40 { // extensible: the format is the first word of the GUID
 				tag = int(le.Uint16(body[24:]))
 			}
+		case "ds64":
+			if size >= 16 && int64(len(body)) >= size {
+				large = int64(min(le.Uint64(body[8:]), math.MaxInt64))
+			}
 		case "data":
 			if block == 0 {
 				return r, badArray("WAV: sound before its format")
+			}
+			if size == math.MaxUint32 {
+				size = large
 			}
 			// A streamed file has a size of zero or of all ones: the rest of it is sound.
 			streamed := size == 0 || size == math.MaxUint32

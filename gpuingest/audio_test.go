@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -184,6 +185,19 @@ func TestResample(t *testing.T) {
 			!bytes.Equal(row.Fields[0], whole.Fields[0][2*from:][:len(row.Fields[0])]) {
 			t.Errorf("the crop from %d on differs from the whole", from)
 		}
+	}
+}
+
+// TestRF64: what follows the sound is no sound, though its size is elsewhere.
+func TestRF64(t *testing.T) {
+	const n = 100
+	file := wavOf(8000, n, func(float64) float64 { return 1 })
+	size := "ds64\x1c\x00\x00\x00" + strings.Repeat("\x00", 8) + "\x90\x01" + strings.Repeat("\x00", 18)
+	file = slices.Concat([]byte("RF64\xff\xff\xff\xffWAVE"+size), file[12:40], []byte("\xff\xff\xff\xff"), file[44:],
+		[]byte("LIST\x04\x00\x00\x00INFO"))
+	row, err := makeRow(newIngest(t, "audio(1.0, 8000)"), file, Draw{})
+	if err != nil || native.Uint32(row.Fields[1]) != n {
+		t.Errorf("%d samples, %v", native.Uint32(row.Fields[1]), err)
 	}
 }
 
