@@ -45,6 +45,9 @@ func (t *Tables) decode(dst, src []byte, size image.Point, j *Job) (rc C.int, er
 	}
 	rc = C.sj_decode_recoded(s, t.c, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
 	runtime.KeepAlive(t)
+	if rc == C.SJ_CORRUPT { // libjpeg's message, if it has one, is about what has been made of it
+		return rc, fmt.Errorf("%w: recoded file of %d bytes", ErrCorrupt, len(src))
+	}
 	return rc, result(s, rc, size, len(src))
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"image"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -257,6 +258,9 @@ func TestDamagedRecoded(t *testing.T) {
 				&Job{Box: randomBox(r, 131, 97), Size: image.Pt(40, 30), DCT: r.IntN(2) == 1,
 					Planar: r.IntN(2) == 1}); err != nil {
 				failed++
+				if IsRecoded(bad) && strings.Contains(err.Error(), "libjpeg:") {
+					t.Fatalf("it is no JPEG that is damaged: %v", err)
+				}
 			}
 		}
 		t.Logf("file %d: %d of 2000 refused", i, failed)
