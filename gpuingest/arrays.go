@@ -95,6 +95,9 @@ func compileArray(p *parser, calls []call) (Ingest, error) {
 	for i, axis := range t.axes {
 		t.out[i] = t.shape[axis]
 	}
+	if limits, ok := integers[t.dtype]; ok && t.pad != nil && (t.pad.num < limits[0] || t.pad.num >= limits[1]) {
+		return nil, p.fail(t.pad.pos, t.pad.len, "", "pad=%s does not fit %s", t.pad, t.dtype)
+	}
 	if n, ok := byteSize(t.shape, t.dtype); !ok || n > maxOut {
 		return nil, p.fail(c.pos, len(c.name), "", "a row of shape %v %s takes more than %d bytes", t.shape,
 			t.dtype, maxOut)
@@ -271,31 +274,25 @@ func (t *arrayIngest) Make(src Sample, at Draw, row *Row) error {
 		}
 	}
 	dst := row.Fields[0]
-	elem := elementSize[t.dtype]
 	if !slices.Equal(size, t.shape) {
-		if err := t.fill(dst[:elem]); err != nil {
-			return err
-		}
-		for i := elem; i < len(dst); i *= 2 {
-			copy(dst[i:], dst[:i])
-		}
+		fill(dst, t.dtype, *t.pad)
 	}
 	return t.place(&a, from, size, dst)
 }
 
-// fill writes the padding value once.
-func (t *arrayIngest) fill(dst []byte) error {
-	c := converter{to: t.dtype}
-	var b block
-	if t.pad.kind == 'f' {
-		b.kind, b.f[0] = 'f', t.pad.num
-	} else {
-		b.kind, b.i[0] = 'i', int64(t.pad.num)
+// fill fills dst with a value, which fits the type.
+func fill(dst []byte, dtype string, v value) {
+	c := converter{to: dtype}
+	c.b.kind, c.b.f[0], c.b.i[0] = 'i', v.num, int64(v.num)
+	if v.kind == 'f' {
+		c.b.kind = 'f'
 	}
-	if err := c.store(dst, &b, 1); err != nil {
-		return fmt.Errorf("pad=%s: %w", t.pad, err)
+	if len(dst) > 0 {
+		_ = c.store(dst, &c.b, 1)
 	}
-	return nil
+	for i := elementSize[dtype]; i < len(dst); i *= 2 {
+		copy(dst[i:], dst[:i])
+	}
 }
 
 // place copies the crop, element by element if types or order differ.

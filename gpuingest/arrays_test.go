@@ -198,6 +198,8 @@ func TestArrayFit(t *testing.T) {
 		"npy((6, 9))":                                "the type of the rows is missing",
 		"npy((6, 9))|transpose(0, 0)|fp32":           "each axis",
 		"npy((6, 9))|flot32":                         "did you mean",
+		"npy((7, 9), pad=300)|uint8":                 "pad=300 does not fit uint8",
+		"npy((7, 9), pad=-1.5)|uint8":                "pad=-1.5 does not fit uint8",
 		"npy((65536, 65536))|fp32":                   "more than 2147483647 bytes",
 		"raw_array((6, 9), 'int32', stored=(-1,-1))": "whole numbers",
 		"npyy((6, 9))":                               "did you mean npy",

@@ -19,7 +19,7 @@ type Tokens struct {
 	canonical
 	length int
 	dtype  string // of the row: an integer
-	pad    int64
+	pad    value
 	stored string // npy, mds, json, or the type of bare little-endian integers
 	inType string // the type in the npy or mds files, "" for any
 	given  bool   // stored was: the dataset's names do not count
@@ -73,7 +73,7 @@ func compileTokens(p *parser, calls []call) (Ingest, error) {
 	if v = a.val["pad"]; v.kind != 'i' || v.num < integers[t.dtype][0] || v.num >= integers[t.dtype][1] {
 		a.bad(v, "pad must be a token of type %s", t.dtype)
 	}
-	t.pad = int64(v.num)
+	t.pad = v
 	if !t.packed {
 		t.crop = a.crop("start", "end", "random")
 	} else if a.oneOf("long", "error", "cut") == "cut" {
@@ -189,14 +189,9 @@ func (t *Tokens) Make(src Sample, at Draw, row *Row) error {
 		}
 		n = t.length
 	}
-	if err := t.copy(row.Fields[0], doc, from, n); err != nil {
-		return err
-	}
-	if err := t.fill(row.Fields[0], n); err != nil {
-		return err
-	}
+	fill(row.Fields[0][n*elementSize[t.dtype]:], t.dtype, t.pad)
 	native.PutUint32(row.Fields[1], uint32(n))
-	return nil
+	return t.copy(row.Fields[0], doc, from, n)
 }
 
 // pack builds a row from documents framed by package loader (loader.Packed.Begin).
@@ -245,7 +240,8 @@ func (t *Tokens) pack(b []byte, row *Row) error {
 	for i := int(count); i < t.most; i++ {
 		native.PutUint64(row.Fields[3][8*i:], 1<<64-1)
 	}
-	return t.fill(row.Fields[0], end)
+	fill(row.Fields[0][elem*end:], t.dtype, t.pad)
+	return nil
 }
 
 // parse parses a document: a list of integers.
@@ -339,19 +335,4 @@ func (t *Tokens) copy(dst []byte, doc array, from, n int) error {
 	}
 	c := converter{from: doc.dtype, big: doc.big, to: t.dtype}
 	return c.run(dst, src, elem, n)
-}
-
-// fill pads a row after n tokens.
-func (t *Tokens) fill(dst []byte, n int) error {
-	c := converter{to: t.dtype}
-	b := block{kind: 'i'}
-	for i := range b.i {
-		b.i[i] = t.pad
-	}
-	for elem := elementSize[t.dtype]; n < t.length; n += len(b.i) {
-		if err := c.store(dst[elem*n:], &b, min(len(b.i), t.length-n)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
