@@ -4,12 +4,6 @@ package jpeg
 #cgo pkg-config: libjpeg
 #cgo CFLAGS: -O3 -std=c11 -Wall -Wextra
 #cgo LDFLAGS: -lm
-#cgo noescape sj_decode
-#cgo nocallback sj_decode
-#cgo noescape sj_resample
-#cgo nocallback sj_resample
-#cgo noescape sj_encode
-#cgo nocallback sj_encode
 #include "shoaljpeg.h"
 */
 import "C"

@@ -1,8 +1,6 @@
 package jpeg
 
 /*
-#cgo noescape sj_decode_recoded
-#cgo nocallback sj_decode_recoded
 #include "shoaljpeg.h"
 */
 import "C"

@@ -3,18 +3,6 @@
 package jpeg
 
 /*
-#cgo noescape sj_recode
-#cgo nocallback sj_recode
-#cgo noescape sj_restore
-#cgo nocallback sj_restore
-#cgo noescape sj_split
-#cgo nocallback sj_split
-#cgo noescape sj_bands
-#cgo nocallback sj_bands
-#cgo noescape sj_recode_needs
-#cgo nocallback sj_recode_needs
-#cgo noescape sj_restore_needs
-#cgo nocallback sj_restore_needs
 #include "sjrecode.h"
 */
 import "C"

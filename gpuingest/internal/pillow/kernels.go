@@ -7,28 +7,6 @@ package pillow
 #cgo nocallback sp_lookup
 #cgo noescape sp_histogram
 #cgo nocallback sp_histogram
-#cgo noescape sp_luma_sum
-#cgo nocallback sp_luma_sum
-#cgo noescape sp_grey
-#cgo nocallback sp_grey
-#cgo noescape sp_saturate
-#cgo nocallback sp_saturate
-#cgo noescape sp_hue
-#cgo nocallback sp_hue
-#cgo noescape sp_sharpen
-#cgo nocallback sp_sharpen
-#cgo noescape sp_affine
-#cgo nocallback sp_affine
-#cgo noescape sp_blur
-#cgo nocallback sp_blur
-#cgo noescape sp_mix
-#cgo nocallback sp_mix
-#cgo noescape sp_mix_f32
-#cgo nocallback sp_mix_f32
-#cgo noescape sp_mix_f16
-#cgo nocallback sp_mix_f16
-#cgo noescape sp_mix_bf16
-#cgo nocallback sp_mix_bf16
 #include "kernels.h"
 */
 import "C"
