@@ -128,10 +128,7 @@ func (d *Device) do(f func() error) error {
 
 // function returns the kernel for a type and layout.
 func (d *Device) function(f *gpuingest.Finish) (cu.Function, error) {
-	name, err := kernel.Name(f.Elem(), f.Layout)
-	if err != nil {
-		return cu.Function{}, err
-	}
+	name := kernel.Name(f.Elem(), f.Layout)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if fn, ok := d.kernels[name]; ok {
