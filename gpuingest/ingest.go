@@ -94,12 +94,14 @@ func (t *Transform) Make(src Sample, at Draw, row *Row) error {
 // Decodes reports whether samples are pictures, which may be recoded JPEGs too.
 func (t *Transform) Decodes() bool { return !t.raw }
 
-// Fields implements Ingest.
+// Fields implements Ingest. The shape of raw is zeros.
 func (t *Transform) Fields() []Field {
-	c, h, w := t.OutShape()
-	shape := []int{c, h, w}
-	if t.layout == "nhwc" {
-		shape = []int{h, w, c}
+	shape := []int{3, t.size.Y, t.size.X}
+	switch t.layout {
+	case "nhwc":
+		shape = []int{t.size.Y, t.size.X, 3}
+	case rawWord:
+		shape[0] = 0
 	}
 	return []Field{{Name: "data", DType: t.dtype, Shape: shape, Bytes: t.OutBytes()}}
 }

@@ -225,15 +225,11 @@ func (t *mixedIngest) Mix(at Draw, rows []*Row) {
 		if kind.cut {
 			t.paste(a, b, box)
 		} else {
-			blends[t.dtype](a, b, k)
+			pillow.Mix(t.dtype, a, b, k)
 		}
 		t.mix.label(rows[i], partner.Label, float32(lam))
 	}
 }
-
-// blends are MixUp's means, by type.
-var blends = map[string]func(a, b []byte, k int){"uint8": pillow.Mix, "fp32": pillow.MixFloat32,
-	"fp16": pillow.MixFloat16, "bf16": pillow.MixBFloat16}
 
 // paste copies a box from b to a.
 func (t *mixedIngest) paste(a, b []byte, box image.Rectangle) {

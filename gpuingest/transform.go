@@ -55,21 +55,8 @@ type Transform struct {
 	view          int         // its number in views, whose random numbers differ
 }
 
-// OutShape returns a sample's channels, height and width, in any layout; zeros for raw.
-func (t *Transform) OutShape() (c, h, w int) {
-	if t.raw {
-		return 0, 0, 0
-	}
-	return 3, t.size.Y, t.size.X
-}
-
 // OutBytes returns a sample's length in bytes; 0 for raw, whose samples are as long as their files.
-func (t *Transform) OutBytes() int {
-	if t.raw {
-		return 0
-	}
-	return t.size.X * t.size.Y * 3 * dtypes[t.dtype]
-}
+func (t *Transform) OutBytes() int { return t.size.X * t.size.Y * 3 * dtypes[t.dtype] }
 
 // Layout returns nchw or nhwc; raw for raw.
 func (t *Transform) Layout() string { return t.layout }
@@ -362,7 +349,7 @@ func (t *Transform) apply(p *picture, src []byte, at Draw, dst []byte,
 	return t.take(p, p.steps, at, dst)
 }
 
-// take puts the picture through its steps, and stores it.
+// take puts the picture through its steps, and stores it in the transform's type and layout.
 func (t *Transform) take(p *picture, steps []step, at Draw, dst []byte) error {
 	p.verticalFirst, p.dct = t.verticalFirst, t.dct
 	for i := range steps {
@@ -370,7 +357,9 @@ func (t *Transform) take(p *picture, steps []step, at Draw, dst []byte) error {
 			return err
 		}
 	}
-	if err := t.finish(p, dst); err != nil {
+	j := p.job
+	j.Planar, j.Elem, j.Table = t.layout == "nchw", dtypes[t.dtype], t.table
+	if err := p.store(dst, &j); err != nil {
 		return err
 	}
 	if t.erase != nil {
@@ -378,11 +367,4 @@ func (t *Transform) take(p *picture, steps []step, at Draw, dst []byte) error {
 		t.erase.apply(dst, t, &p.rand)
 	}
 	return nil
-}
-
-// finish stores the picture in the transform's type and layout.
-func (t *Transform) finish(p *picture, dst []byte) error {
-	j := p.job
-	j.Planar, j.Elem, j.Table = t.layout == "nchw", dtypes[t.dtype], t.table
-	return p.store(dst, &j)
 }

@@ -143,8 +143,8 @@ func TestDeterministicChains(t *testing.T) {
 				}
 				a, want := ask(t, "torchvision", oracle.Q{"key": "chain", "ops": c.tv}, nil)
 				tr := compile(t, c.spec+"|uint8|nhwc")
-				if _, h, w := tr.OutShape(); float64(w) != a["w"] || float64(h) != a["h"] {
-					t.Fatalf("%s: %dx%d, torchvision %vx%v", c.spec, w, h, a["w"], a["h"])
+				if float64(tr.size.X) != a["w"] || float64(tr.size.Y) != a["h"] {
+					t.Fatalf("%s: %v, torchvision %vx%v", c.spec, tr.size, a["w"], a["h"])
 				}
 				if got := apply(t, tr, b, Draw{}); !bytes.Equal(got, want) {
 					t.Errorf("%s of %v %s differs from torchvision", c.spec, size, kind)
@@ -463,8 +463,8 @@ func TestBadSamples(t *testing.T) {
 
 func TestRaw(t *testing.T) {
 	tr := compile(t, " raw ")
-	if c, h, w := tr.OutShape(); tr.OutBytes() != 0 || tr.dtype != "raw" || tr.Layout() != "raw" || c+h+w != 0 ||
-		tr.String() != "raw" {
+	if !slices.Equal(tr.Fields()[0].Shape, []int{0, 0, 0}) || tr.OutBytes() != 0 || tr.dtype != "raw" ||
+		tr.Layout() != "raw" || tr.String() != "raw" {
 		t.Errorf("%d %s %s %s", tr.OutBytes(), tr.dtype, tr.Layout(), tr)
 	}
 	dst := make([]byte, 4)

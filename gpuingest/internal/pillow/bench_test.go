@@ -43,7 +43,7 @@ func BenchmarkKernels(b *testing.B) {
 		{"nearest", func() { Affine(dst, size, pix, size, turned, jpeg.Nearest, [3]uint8{}) }},
 		{"bilinear", func() { Affine(dst, size, pix, size, turned, jpeg.Bilinear, [3]uint8{}) }},
 		{"bicubic", func() { Affine(dst, size, pix, size, turned, jpeg.Bicubic, [3]uint8{}) }},
-		{"mix", func() { Mix(dst, pix, 12345) }},
+		{"mix", func() { Mix("uint8", dst, pix, 12345) }},
 	} {
 		b.Run(k.name, func(b *testing.B) {
 			runtime.LockOSThread()

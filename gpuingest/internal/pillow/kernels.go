@@ -83,32 +83,23 @@ func Blur(dst, src []byte, size image.Point, kernel image.Point, sigma float64) 
 		f(tmp), f(line))
 }
 
-// Mix sets a to the weighted mean of a and b, where a's weight is k/65536: (a*k + b*(65536-k) + 32768) >> 16.
-func Mix(a, b []byte, k int) {
-	pair(a, b, k, 1)
-	C.sp_mix(ptr(a), ptr(b), C.size_t(len(a)), C.uint32_t(k))
+// Mix sets a to the weighted mean of a and b, of a type, where a's weight is k/65536. uint8 becomes
+// (a*k + b*(65536-k) + 32768) >> 16; fp32 becomes a*w + b*(1-w) with w = k/65536, each product rounded; fp16 and bf16
+// are widened for that, and rounded to nearest, half to even. The values of bf16 must be finite.
+func Mix(dtype string, a, b []byte, k int) {
+	elem := map[string]int{"uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4}[dtype]
+	pair(a, b, k, elem)
+	x, y, n, w := unsafe.Pointer(ptr(a)), unsafe.Pointer(ptr(b)), C.size_t(len(a)/elem), C.float(float32(k)/(1<<16))
+	switch dtype {
+	case "uint8":
+		C.sp_mix(ptr(a), ptr(b), n, C.uint32_t(k))
+	case "fp16":
+		C.sp_mix_f16((*C.uint16_t)(x), (*C.uint16_t)(y), n, w)
+	case "bf16":
+		C.sp_mix_bf16((*C.uint16_t)(x), (*C.uint16_t)(y), n, w)
+	case "fp32":
+		C.sp_mix_f32((*C.float)(x), (*C.float)(y), n, w)
+	}
 }
-
-// MixFloat32 is Mix of float32 elements: a*w + b*(1-w) with w = k/65536, each product rounded.
-func MixFloat32(a, b []byte, k int) {
-	pair(a, b, k, 4)
-	C.sp_mix_f32((*C.float)(unsafe.Pointer(ptr(a))), (*C.float)(unsafe.Pointer(ptr(b))), C.size_t(len(a)/4), weight(k))
-}
-
-// MixFloat16 is MixFloat32 of widened elements, rounded to nearest, half to even.
-func MixFloat16(a, b []byte, k int) {
-	pair(a, b, k, 2)
-	C.sp_mix_f16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))),
-		C.size_t(len(a)/2), weight(k))
-}
-
-// MixBFloat16 is MixFloat16 of bfloat16, whose values must be finite.
-func MixBFloat16(a, b []byte, k int) {
-	pair(a, b, k, 2)
-	C.sp_mix_bf16((*C.uint16_t)(unsafe.Pointer(ptr(a))), (*C.uint16_t)(unsafe.Pointer(ptr(b))),
-		C.size_t(len(a)/2), weight(k))
-}
-
-func weight(k int) C.float { return C.float(float32(k) / (1 << 16)) }
 
 func lumaSum(pix []byte) uint64 { return uint64(C.sp_luma_sum(ptr(pix), C.size_t(len(pix)/3))) }

@@ -18,10 +18,7 @@ func Hue([]byte, float64)                                       { panic(jpeg.Err
 func Grey([]byte)                                               { panic(jpeg.ErrUnavailable) }
 func Sharpness(_, _ []byte, _ image.Point, _ float64, _ []byte) { panic(jpeg.ErrUnavailable) }
 func Blur(_, _ []byte, _, _ image.Point, _ float64)             { panic(jpeg.ErrUnavailable) }
-func Mix(_, _ []byte, _ int)                                    { panic(jpeg.ErrUnavailable) }
-func MixFloat32(_, _ []byte, _ int)                             { panic(jpeg.ErrUnavailable) }
-func MixFloat16(_, _ []byte, _ int)                             { panic(jpeg.ErrUnavailable) }
-func MixBFloat16(_, _ []byte, _ int)                            { panic(jpeg.ErrUnavailable) }
+func Mix(_ string, _, _ []byte, _ int)                          { panic(jpeg.ErrUnavailable) }
 func Affine(_ []byte, _ image.Point, _ []byte, _ image.Point, _ *[6]float64, _ jpeg.Filter, _ [3]uint8) {
 	panic(jpeg.ErrUnavailable)
 }

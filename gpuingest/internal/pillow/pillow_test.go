@@ -36,7 +36,7 @@ func TestLoopsAgree(t *testing.T) {
 		for name, f := range map[string]func(pix, dst []byte) []byte{
 			"saturation": func(pix, _ []byte) []byte { Saturation(pix, factor); return pix },
 			"hue":        func(pix, _ []byte) []byte { Hue(pix, factor/6); return pix },
-			"mix":        func(pix, _ []byte) []byte { Mix(pix, other, k); return pix },
+			"mix":        func(pix, _ []byte) []byte { Mix("uint8", pix, other, k); return pix },
 			"sharpness": func(pix, dst []byte) []byte {
 				Sharpness(dst, pix, size, factor, make([]byte, 3*size.X))
 				return dst
@@ -101,7 +101,7 @@ func TestMix(t *testing.T) {
 			for b := range 256 {
 				x[b], y[b] = byte(a), byte(b)
 			}
-			Mix(x, y, k)
+			Mix("uint8", x, y, k)
 			for b := range 256 {
 				if want := (a*k + b*(65536-k) + 32768) >> 16; int(x[b]) != want {
 					t.Fatalf("%d and %d at %d: %d, want %d", a, b, k, x[b], want)
@@ -127,9 +127,9 @@ func TestMixFloat16Loops(t *testing.T) {
 			a := make16(func(i int) uint16 { return uint16(i) })
 			b := make16(func(i int) uint16 { return uint16(i * step) })
 			whole, pieces := bytes.Clone(a), bytes.Clone(a)
-			MixFloat16(whole, b, k)
+			Mix("fp16", whole, b, k)
 			for i := 0; i < n; i += 4 {
-				MixFloat16(pieces[2*i:2*i+8], b[2*i:2*i+8], k)
+				Mix("fp16", pieces[2*i:2*i+8], b[2*i:2*i+8], k)
 			}
 			for i := range n {
 				x, y := binary.NativeEndian.Uint16(whole[2*i:]), binary.NativeEndian.Uint16(pieces[2*i:])
