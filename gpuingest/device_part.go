@@ -23,8 +23,7 @@ func CutDevice(spec string) (full string, ok bool) {
 type HostPart struct {
 	whole  *Transform
 	host   *Transform
-	flips  []randomFlip // by number of the operation, from first on
-	first  int
+	first  int // of the flips, which are the last operations
 	finish *Finish
 }
 
@@ -40,13 +39,10 @@ func Split(spec string) (*HostPart, error) {
 		return nil, nil
 	}
 	h := &HostPart{whole: t, first: len(t.ops)}
-	for h.first > 0 {
-		flip, ok := t.ops[h.first-1].operation.(*randomFlip)
-		if !ok || flip.kind != stepMirror {
+	for ; h.first > 0; h.first-- {
+		if flip, ok := t.ops[h.first-1].operation.(*randomFlip); !ok || flip.kind != stepMirror {
 			break
 		}
-		h.flips = append([]randomFlip{*flip}, h.flips...)
-		h.first--
 	}
 	host := *t
 	host.ops = t.ops[:h.first:h.first]
@@ -63,8 +59,8 @@ func (h *HostPart) Finish() *Finish { return h.finish }
 // Make implements Ingest.
 func (h *HostPart) Make(src Sample, at Draw, row *Row) error {
 	p := RowParams{Flags: Filled}
-	for i, op := range h.flips {
-		if r := at.Rand(h.first + i); r.Float64() < op.p {
+	for i := h.first; i < len(h.whole.ops); i++ {
+		if r := at.Rand(i); r.Float64() < h.whole.ops[i].operation.(*randomFlip).p {
 			p.Flags ^= Flip
 		}
 	}

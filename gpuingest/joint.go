@@ -11,6 +11,7 @@ import (
 
 // joint is a picture with its boxes, its mask, or both; all go through the picture's steps.
 type joint struct {
+	canonical
 	picture *Transform
 	beside  []beside // boxes come first
 	fields  []Field
@@ -81,11 +82,13 @@ func compileJoint(p *parser, calls []call) (Ingest, error) {
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		b := seen[name]
 		b.about().at = len(j.fields)
+		j.canonical += canonical(b.about().text + "|")
 		j.beside, j.fields = append(j.beside, b), append(j.fields, b.fields(j.picture.size)...)
 		if ext := b.about().ext; !slices.Contains(j.parts, ext) {
 			j.parts = append(j.parts, ext)
 		}
 	}
+	j.canonical += canonical(j.picture.String())
 	return j, nil
 }
 
@@ -96,18 +99,8 @@ func (j *joint) Parts() []string { return j.parts }
 
 func (j *joint) Layout() string { return j.picture.Layout() }
 
-func (j *joint) String() string {
-	text := ""
-	for _, b := range j.beside {
-		text += b.about().text + "|"
-	}
-	return text + j.picture.String()
-}
-
 // Decodes is [Transform.Decodes].
 func (j *joint) Decodes() bool { return true }
-
-func (j *joint) Hash() string { return hashOf(j.String()) }
 
 // Make implements Ingest. Boxes and masks are parsed before the picture's pixels are decoded, which costs the most.
 func (j *joint) Make(src Sample, at Draw, row *Row) error {

@@ -95,9 +95,6 @@ func (d *detection) fields(image.Point) []Field {
 	}
 }
 
-// noLabel is the label of a row's unused boxes.
-const noLabel = -1
-
 // box is a rectangle in pixels from the upper left corner of the picture, and its label.
 type box struct {
 	x1, y1, x2, y2 float64
@@ -174,13 +171,11 @@ func (d *detection) make(part []byte, size image.Point, steps []step, out [][]by
 	}
 	clear(to[16*len(boxes):])
 	for i := len(boxes); i < d.max; i++ {
-		le.PutUint64(labels[8*i:], uint64(noLabel&math.MaxUint64))
+		le.PutUint64(labels[8*i:], math.MaxUint64) // -1: unused
 	}
 	le.PutUint64(out[2], uint64(len(boxes)))
 	return nil
 }
-
-var errTooMany = fmt.Errorf("more than %d boxes", maxBoxes)
 
 // add appends a box of a file, if it is valid.
 func add(boxes []box, b box) ([]box, error) {
@@ -194,7 +189,7 @@ func add(boxes []box, b box) ([]box, error) {
 			len(boxes)+1, b.x1, b.y1, b.x2, b.y2)
 	}
 	if len(boxes) == maxBoxes {
-		return boxes, errTooMany
+		return boxes, fmt.Errorf("more than %d boxes", maxBoxes)
 	}
 	return append(boxes, b), nil
 }

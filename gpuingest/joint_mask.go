@@ -77,30 +77,21 @@ func (m *segmentation) make(part []byte, size image.Point, steps []step, out [][
 
 // store writes the values of packed pixels.
 func (m *segmentation) store(dst, rgb []byte) error {
-	le := binary.LittleEndian
-	if m.dtype == "uint8" {
-		for i := range dst {
-			switch p := rgb[3*i : 3*i+3]; {
-			case p[2] == 0:
-				dst[i] = byte(m.fill)
-			case p[1] != 0:
-				return fmt.Errorf("value %d does not fit uint8: write dtype='int32' or 'int64'", le.Uint16(p))
-			default:
-				dst[i] = p[0]
-			}
-		}
-		return nil
-	}
-	size := elementSize[m.dtype]
+	le, size := binary.LittleEndian, elementSize[m.dtype]
 	for ; len(rgb) >= 3; rgb, dst = rgb[3:], dst[size:] {
 		v := int64(le.Uint16(rgb))
 		if rgb[2] == 0 {
 			v = int64(m.fill)
 		}
-		if size == 4 {
+		switch {
+		case size == 4:
 			le.PutUint32(dst, uint32(v))
-		} else {
+		case size == 8:
 			le.PutUint64(dst, uint64(v))
+		case v > 255:
+			return fmt.Errorf("value %d does not fit uint8: write dtype='int32' or 'int64'", v)
+		default:
+			dst[0] = byte(v)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package gpuingest
 
 import (
+	"bytes"
 	"cmp"
 	"fmt"
 	"maps"
@@ -294,42 +295,22 @@ func (f *Feature) label(value string) (int64, error) {
 
 // splitRow splits a row into its fields by RFC 4180.
 func splitRow(b []byte, comma byte, fields []string) ([]string, error) {
-	for {
-		if len(b) > 0 && b[0] == '"' {
-			var s []byte
-			i := 1
-			for {
-				if i == len(b) {
-					return nil, badArray("a row has an unterminated quote")
-				}
-				if b[i] == '"' {
-					if i+1 == len(b) || b[i+1] != '"' {
-						break
-					}
-					i++
-				}
-				s = append(s, b[i])
-				i++
+	for more := true; more; {
+		var quoted []byte
+		for q := []byte(`"`); bytes.HasPrefix(b, q); { // two quotes are one
+			part, rest, ok := bytes.Cut(b[1:], q)
+			if !ok {
+				return nil, badArray("a row has an unterminated quote")
 			}
-			i++
-			for i < len(b) && b[i] != comma { // text after the closing quote belongs to the field
-				s = append(s, b[i])
-				i++
+			if quoted, b = append(quoted, part...), rest; bytes.HasPrefix(b, q) {
+				quoted = append(quoted, '"')
 			}
-			fields = append(fields, string(s))
-			if i == len(b) {
-				return fields, nil
-			}
-			b = b[i+1:]
-			continue
 		}
-		i := slices.Index(b, comma)
-		if i < 0 {
-			return append(fields, string(b)), nil
-		}
-		fields = append(fields, string(b[:i]))
-		b = b[i+1:]
+		var rest []byte // behind the closing quote it belongs to the field too
+		rest, b, more = bytes.Cut(b, []byte{comma})
+		fields = append(fields, string(quoted)+string(rest))
 	}
+	return fields, nil
 }
 
 // quantile is numpy's, linear between neighbours; sorted must not be empty.
