@@ -47,8 +47,15 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	if len(src) == 0 {
 		return fmt.Errorf("%w: no bytes", ErrTruncated)
 	}
-	need := j.needs(size) + decodeNeeds(src)
-	s, o, err := scratches.get(need, "decode")
+	return j.with("decode", decodeNeeds(src), dst, src, size, func(s *C.sj_scratch) C.int {
+		return C.sj_decode(s, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
+	})
+}
+
+// with does work with a scratch, which may take so much memory beside that for the resize.
+func (j *Job) with(what string, need int64, dst, src []byte, size image.Point, work func(*C.sj_scratch) C.int) error {
+	need += j.needs(size)
+	s, o, err := scratches.get(need, what)
 	if err != nil {
 		return err
 	}
@@ -57,8 +64,7 @@ func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 		return err
 	}
 	C.sj_req(s).most = C.long(need)
-	rc := C.sj_decode(s, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
-	return result(s, rc, size, len(src))
+	return result(s, work(s), size, len(src))
 }
 
 // Resample applies j to RGB pixels of the given size. It is Decode's resize for pictures of other formats, and
@@ -71,17 +77,9 @@ func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 	if size.X <= 0 || size.Y <= 0 || size.X > maxSide || size.Y > maxSide || len(rgb) != length {
 		return fmt.Errorf("jpeg: %d bytes are not %dx%d RGB pixels", len(rgb), size.X, size.Y)
 	}
-	need := j.needs(size)
-	s, o, err := scratches.get(need, "resize")
-	if err != nil {
-		return err
-	}
-	defer scratches.put(s, o, need)
-	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
-		return err
-	}
-	rc := C.sj_resample(s, bytePtr(rgb), bytePtr(j.Table), bytePtr(dst))
-	return result(s, rc, size, len(rgb))
+	return j.with("resize", 0, dst, rgb, size, func(s *C.sj_scratch) C.int {
+		return C.sj_resample(s, bytePtr(rgb), bytePtr(j.Table), bytePtr(dst))
+	})
 }
 
 // parts returns Box, Size and Window where they are not given, too.

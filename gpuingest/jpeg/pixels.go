@@ -32,21 +32,15 @@ func decodeRecoded(dst, src []byte, size image.Point, j *Job) error {
 }
 
 func (t *Tables) decode(dst, src []byte, size image.Point, j *Job) (rc C.int, err error) {
-	need := j.needs(size) + recodedNeeds(src)
-	s, o, err := scratches.get(need, "decode")
-	if err != nil {
-		return 0, err
-	}
-	defer scratches.put(s, o, need)
-	if err := j.fill(C.sj_req(s), size, len(dst)); err != nil {
-		return 0, err
-	}
-	rc = C.sj_decode_recoded(s, t.c, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
+	err = j.with("decode", recodedNeeds(src), dst, src, size, func(s *C.sj_scratch) C.int {
+		rc = C.sj_decode_recoded(s, t.c, bytePtr(src), C.size_t(len(src)), bytePtr(j.Table), bytePtr(dst))
+		return rc
+	})
 	runtime.KeepAlive(t)
 	if rc == C.SJ_CORRUPT { // libjpeg's message, if it has one, is about what has been made of it
-		return rc, fmt.Errorf("%w: recoded file of %d bytes", ErrCorrupt, len(src))
+		err = fmt.Errorf("%w: recoded file of %d bytes", ErrCorrupt, len(src))
 	}
-	return rc, result(s, rc, size, len(src))
+	return rc, err
 }
 
 // works tries the ways from coefficients to pixels with small pictures: they repeat libjpeg's arithmetic, and reach

@@ -277,16 +277,14 @@ func deviceFailed(err error) error {
 // arrive returns the slot of a batch, once all of the batch is there.
 func (ses *session) arrive(h *feedpb.BatchHeader) (int, error) {
 	s := ses.slots
-	if s.shared() && h.GetSlot() > 0 {
-		if int(h.GetSlot()) > s.count {
-			return 0, status.Errorf(codes.Internal, "the server names slot %d of %d", h.GetSlot(), s.count)
-		}
-		return int(h.GetSlot()) - 1, nil
-	}
+	slot := int(h.GetSlot()) - 1
 	if s.shared() {
-		return 0, status.Errorf(codes.Internal, "a batch of %d bytes came without a slot", h.GetTotalBytes())
+		if slot < 0 || slot >= s.count {
+			return 0, status.Errorf(codes.Internal, "the server names slot %d of %d for a batch of %d bytes",
+				slot+1, s.count, h.GetTotalBytes())
+		}
+		return slot, nil
 	}
-	var slot int
 	select {
 	case slot = <-s.free:
 	case <-ses.ctx.Done():
