@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -172,46 +174,33 @@ func parseSafetensors(b []byte, name string) (array, error) {
 		return array{}, badArray("safetensors: a header of %d bytes in a file of %d", n, len(b))
 	}
 	header, data := b[8:8+n], b[8+n:]
-	d := json.NewDecoder(bytes.NewReader(header))
-	if t, err := d.Token(); err != nil || t != json.Delim('{') {
-		return array{}, badArray("safetensors: the header is not a JSON object")
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(header, &all); err != nil {
+		return array{}, badArray("safetensors header: %w", err)
 	}
-	var have []string
-	for d.More() {
-		key, err := d.Token()
-		if err != nil {
-			return array{}, badArray("safetensors header: %w", err)
-		}
-		if key != name {
-			var skip json.RawMessage
-			if err := d.Decode(&skip); err != nil {
-				return array{}, badArray("safetensors header: %w", err)
-			}
-			if len(have) < 8 {
-				have = append(have, fmt.Sprint(key))
-			}
-			continue
-		}
-		var t struct {
-			DType   string   `json:"dtype"`
-			Shape   []int    `json:"shape"`
-			Offsets []uint64 `json:"data_offsets"`
-		}
-		if err := d.Decode(&t); err != nil {
-			return array{}, badArray("safetensors, tensor %q: %w", name, err)
-		}
-		dtype, ok := safeTypes[t.DType]
-		if !ok {
-			return array{}, badArray(
-				"safetensors, tensor %q has type %q, which is not supported: use the transform raw", name, t.DType)
-		}
-		size, ok := byteSize(t.Shape, dtype)
-		if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] ||
-			t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {
-			return array{}, badArray("safetensors, tensor %q: shape %v and offsets %v in %d bytes of data", name,
-				t.Shape, t.Offsets, len(data))
-		}
-		return array{dtype: dtype, shape: t.Shape, data: data[t.Offsets[0]:t.Offsets[1]]}, nil
+	tensor, ok := all[name]
+	if !ok {
+		have := slices.Sorted(maps.Keys(all))
+		return array{}, badArray("safetensors: no tensor %q, but %q", name, have[:min(8, len(have))])
 	}
-	return array{}, badArray("safetensors: no tensor %q, but %q", name, have)
+	var t struct {
+		DType   string   `json:"dtype"`
+		Shape   []int    `json:"shape"`
+		Offsets []uint64 `json:"data_offsets"`
+	}
+	if err := json.Unmarshal(tensor, &t); err != nil {
+		return array{}, badArray("safetensors, tensor %q: %w", name, err)
+	}
+	dtype, ok := safeTypes[t.DType]
+	if !ok {
+		return array{}, badArray("safetensors, tensor %q has type %q, which is not supported: use the transform raw",
+			name, t.DType)
+	}
+	size, ok := byteSize(t.Shape, dtype)
+	if !ok || len(t.Shape) > maxDims || len(t.Offsets) != 2 || t.Offsets[0] > t.Offsets[1] ||
+		t.Offsets[1] > uint64(len(data)) || t.Offsets[1]-t.Offsets[0] != uint64(size) {
+		return array{}, badArray("safetensors, tensor %q: shape %v and offsets %v in %d bytes of data", name,
+			t.Shape, t.Offsets, len(data))
+	}
+	return array{dtype: dtype, shape: t.Shape, data: data[t.Offsets[0]:t.Offsets[1]]}, nil
 }

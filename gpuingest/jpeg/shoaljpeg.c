@@ -819,21 +819,14 @@ static void horizontal(const axis *a, const uint8_t *const *in, uint8_t *const *
 		return;
 	}
 #ifdef SJ_X86
-	if (a->blocks) {
-		horizontal_vnni(a, in, out, rows);
-		return;
-	}
-	if (simd) {
-		horizontal_avx2(a, in, out, rows);
-		return;
-	}
+	if (a->blocks) horizontal_vnni(a, in, out, rows);
+	else if (simd) horizontal_avx2(a, in, out, rows);
+	else
 #elif defined(SJ_NEON)
-	if (simd) {
-		horizontal_neon(a, in, out, rows);
-		return;
-	}
+	if (simd) horizontal_neon(a, in, out, rows);
+	else
 #endif
-	horizontal_c(a, in, out, rows);
+		horizontal_c(a, in, out, rows);
 }
 
 static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, uint8_t *out, int n) {

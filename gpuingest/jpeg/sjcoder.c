@@ -381,10 +381,6 @@ static int encode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t c
 		const symbols *q = split_part(c, i);
 		const uint8_t *escape = o.escape;
 		for (int k = 0; k < SJ_LANES; k++) {
-			if (!q->n[k]) {
-				put_varint(&o.dir, 0);
-				continue;
-			}
 			if (o.escape + 2 * (size_t)q->n[k] > p + dir + some ||
 				o.lane + 3 * (size_t)q->n[k] / 2 + 8 > p + dir + 2 * some) return SJ_KEEP;
 			const uint8_t *from = o.lane;

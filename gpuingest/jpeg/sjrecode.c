@@ -813,20 +813,13 @@ int sj_recoded_band(const sj_recoded *r, int comp, int band, int16_t *blocks, ui
 	sj_streams s = sj_begin(r, comp, band);
 	int w = r->j.comp[comp].blocks_w, rows = sj_band_rows(r, comp, band);
 #ifdef SJ_X86
-	if (sj_simd() > 1 && __builtin_cpu_supports("avx512vbmi2")) {
-		expand_vbmi2(&s, w, rows, blocks, last);
-		return SJ_OK;
-	}
-	if (sj_simd() && __builtin_cpu_supports("lzcnt")) {
-		expand_avx2(r->t, &s, w, rows, blocks, last);
-		return SJ_OK;
-	}
+	if (sj_simd() > 1 && __builtin_cpu_supports("avx512vbmi2")) expand_vbmi2(&s, w, rows, blocks, last);
+	else if (sj_simd() && __builtin_cpu_supports("lzcnt")) expand_avx2(r->t, &s, w, rows, blocks, last);
+	else
 #elif defined(SJ_NEON)
-	if (sj_simd()) {
-		expand_neon(r->t, &s, w, rows, blocks, last);
-		return SJ_OK;
-	}
+	if (sj_simd()) expand_neon(r->t, &s, w, rows, blocks, last);
+	else
 #endif
-	expand_plain(&s, w, rows, blocks, last);
+		expand_plain(&s, w, rows, blocks, last);
 	return SJ_OK;
 }

@@ -361,17 +361,11 @@ __attribute__((target("avx2"))) static void smooth_avx2(uint8_t *dst, int dw, in
 #endif
 
 void sp_affine(uint8_t *dst, int dw, int dh, const uint8_t *src, int sw, int sh, const double *m, int filter) {
-	if (filter == SP_NEAREST) {
-		nearest(dst, dw, dh, src, sw, sh, m);
-		return;
-	}
+	if (filter == SP_NEAREST) nearest(dst, dw, dh, src, sw, sh, m);
 #ifdef HAVE_X86
-	if (simd_on) {
-		smooth_avx2(dst, dw, dh, src, sw, sh, m, filter);
-		return;
-	}
+	else if (simd_on) smooth_avx2(dst, dw, dh, src, sw, sh, m, filter);
 #endif
-	smooth(dst, dw, dh, src, sw, sh, m, filter);
+	else smooth(dst, dw, dh, src, sw, sh, m, filter);
 }
 
 static inline int reflect(int i, int n) {
