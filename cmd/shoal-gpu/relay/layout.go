@@ -34,9 +34,8 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 	l := &layout{job: &gpuingest.Job{Rows: rows, Finish: finish}}
 	seen := map[string]bool{}
 	for _, p := range planes {
-		name := p.GetName()
+		name, from, n := p.GetName(), at+int(p.GetOffset()), int(p.GetLength())
 		seen[name] = true
-		from, n := at+int(p.GetOffset()), int(p.GetLength())
 		if finish != nil && name == planeFinish {
 			if n != rows*gpuingest.ParamBytes {
 				return nil, fmt.Errorf("plane %s has %d bytes for %d rows", name, n, rows)
@@ -45,6 +44,7 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 			continue
 		}
 		q := proto.CloneOf(p)
+		l.total = (l.total + 63) / 64 * 64
 		if finish != nil && name == planeData {
 			if n != rows*finish.SourceBytes() {
 				return nil, fmt.Errorf("plane %s has %d bytes for %d rows of %d", name, n, rows, finish.SourceBytes())
@@ -54,12 +54,7 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 			if finish.Layout == "nhwc" {
 				q.Shape = []uint64{uint64(rows), h, w, 3}
 			}
-			l.job.Source, n = from, rows*finish.RowBytes()
-		}
-		l.total = (l.total + 63) / 64 * 64
-		q.Offset, q.Length = uint64(l.total), uint64(n)
-		if finish != nil && name == planeData {
-			l.job.Target = l.total
+			l.job.Source, l.job.Target, n = from, l.total, rows*finish.RowBytes()
 		} else {
 			c := gpuingest.Copy{From: from, To: l.total, Bytes: n}
 			l.job.Copies = append(l.job.Copies, c)
@@ -70,6 +65,7 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 		if len(l.planes) == 1 {
 			l.small = l.total
 		}
+		q.Offset, q.Length = uint64(l.total), uint64(n)
 		l.planes = append(l.planes, q)
 		l.total += n
 	}

@@ -72,8 +72,7 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	if ses.up, err = s.feed.Stream(ses.ctx); err != nil {
 		return nil, err
 	}
-	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil &&
-		!errors.Is(err, io.EOF) {
+	if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Open{Open: o}}); err != nil {
 		return nil, err
 	}
 	first, err := ses.up.Recv()
@@ -87,12 +86,8 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open, log *slog.Logger) (_ 
 	if err := ses.prepare(buffers, int(o.GetSlots())); err != nil {
 		return nil, &unserved{err}
 	}
-	if err := ses.send(&feedpb.ClientMessage{
-		Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: credits}}}); err != nil &&
-		!errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	return ses, nil
+	return ses, ses.send(&feedpb.ClientMessage{
+		Kind: &feedpb.ClientMessage_Credit{Credit: &feedpb.Credit{N: credits}}})
 }
 
 // prepare makes ring and pool for the opened session.
@@ -152,32 +147,29 @@ func (ses *session) close() {
 		s.held.Add(-int64(ses.pool.abandon()))
 		errs = append(errs, ses.pool.close())
 	}
-	inUse := false
+	var inUse error
 	if ses.ring != nil {
-		err := ses.ring.Close()
-		inUse = err != nil
-		errs = append(errs, err)
+		inUse = ses.ring.Close()
 	}
 	if ses.slots != nil {
-		errs = append(errs, ses.slots.close(inUse))
+		errs = append(errs, inUse, ses.slots.close(inUse != nil))
 	}
-	if ses.up != nil {
-		for { // until gRPC has let go of the stream
-			if _, err := ses.up.Recv(); err != nil {
-				break
-			}
-		}
+	for err := error(nil); ses.up != nil && err == nil; { // until gRPC has let go of the stream
+		_, err = ses.up.Recv()
 	}
 	if err := errors.Join(errs...); err != nil {
 		ses.log.Error("closing a session on the device", "error", err)
 	}
 }
 
-// send sends to the server, from any goroutine. io.EOF means that the stream has ended; Recv knows why.
+// send sends to the server, from any goroutine. That the stream has ended is no error here: Recv knows why.
 func (ses *session) send(m *feedpb.ClientMessage) error {
 	ses.upMu.Lock()
 	defer ses.upMu.Unlock()
-	return ses.up.Send(m)
+	if err := ses.up.Send(m); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
 }
 
 // run serves the session to its end.
@@ -352,9 +344,8 @@ func (ses *session) deliver(down feedpb.Feed_StreamServer, it item) error {
 	p := ses.pool
 	it.layout.host(p.hostMem[it.buffer*p.hostBytes:][:p.hostBytes], ses.slots.slot(it.slot))
 	if ses.slots.shared() {
-		m := &feedpb.ClientMessage{
-			Kind: &feedpb.ClientMessage_Release{Release: &feedpb.Release{Slots: []uint32{h.GetSlot()}}}}
-		if err := ses.send(m); err != nil && !errors.Is(err, io.EOF) {
+		if err := ses.send(&feedpb.ClientMessage{Kind: &feedpb.ClientMessage_Release{
+			Release: &feedpb.Release{Slots: []uint32{h.GetSlot()}}}}); err != nil {
 			return err
 		}
 	} else {
