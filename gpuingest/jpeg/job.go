@@ -118,18 +118,14 @@ func CheckSize(size image.Point) error {
 
 // DecodeRGB decodes a whole picture to packed RGB, like Pillow's convert("RGB").
 func DecodeRGB(src []byte) (pix []byte, w, h int, err error) {
-	w, h, err = Size(src)
-	if err != nil {
-		return nil, 0, 0, err
+	if w, h, err = Size(src); err == nil {
+		err = CheckSize(image.Pt(w, h))
 	}
-	if err := CheckSize(image.Pt(w, h)); err != nil {
-		return nil, 0, 0, err
+	if err == nil {
+		pix = make([]byte, w*h*3)
+		err = DecodeSized(pix, src, image.Pt(w, h), &Job{})
 	}
-	pix = make([]byte, w*h*3)
-	if err := DecodeSized(pix, src, image.Pt(w, h), &Job{}); err != nil {
-		return nil, 0, 0, err
-	}
-	return pix, w, h, nil
+	return pix, w, h, err
 }
 
 // Subsampling is how chroma is stored: 444 in full, 422 at half the width, 420 at half of both, and the rarer 440

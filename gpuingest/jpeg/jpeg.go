@@ -115,7 +115,7 @@ func (j *Job) needs(size image.Point) int64 {
 	if fewer := box.Dy() - out.Y; j.VerticalFirst && (j.DCT || fewer > 0 && fewer > 2*(box.Dx()-out.X)) {
 		stride = max(stride, 4*int64(size.X)+slack)
 	}
-	n += stride*int64(box.Dy()+8) + 6*int64(win.Dx()) + 4*int64(size.X+slack)*8
+	n += stride*int64(box.Dy()+8) + 3*int64(win.Dx()) + 4*int64(size.X+slack)*8
 	return n + min(n/4, 1<<20) + 64<<10
 }
 

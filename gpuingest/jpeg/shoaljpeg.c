@@ -692,7 +692,7 @@ VNNI static void vertical_vnni(const uint8_t *in, size_t stride, const int32_t *
 }
 
 // Packed RGB to three planes, 16 pixels at a time. Returns the pixels done.
-__attribute__((target("avx2"))) static int planes_avx2(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
+__attribute__((target("avx2"))) static int planes_simd(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
 	const __m128i m0 = _mm_setr_epi8(0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
 	const __m128i m1 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1);
 	const __m128i m2 = _mm_setr_epi8(-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13);
@@ -796,7 +796,7 @@ static int vertical_neon(const uint8_t *in, size_t stride, const int32_t *k, int
 }
 
 // Packed RGB to three planes, 16 pixels at a time. Returns the pixels done.
-static int planes_neon(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
+static int planes_simd(const uint8_t *rgb, int n, uint8_t *r, uint8_t *g, uint8_t *b) {
 	int x = 0;
 	for (; x + 16 <= n; x += 16, rgb += 48) {
 		uint8x16x3_t v = vld3q_u8(rgb);
@@ -848,65 +848,45 @@ static void vertical(const axis *a, int i, const uint8_t *mid, size_t stride, ui
 	vertical_c(p, stride, a->k + (size_t)i * a->taps, a->n[i], out, done, n);
 }
 
-// store_row writes one row of win_w packed RGB pixels in the layout and type of the request.
-static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint8_t *table, uint8_t *dst) {
-	size_t w = (size_t)q->win_w, plane = w * (size_t)q->win_h;
-	if (!table) {
-		if (!q->planar) {
-			memcpy(dst + (size_t)y * w * 3, rgb, w * 3);
-			return;
-		}
-		uint8_t *r = dst + (size_t)y * w, *g = r + plane, *b = g + plane;
-		size_t x = 0;
-#ifdef SJ_X86
-		if (simd) x = (size_t)planes_avx2(rgb, q->win_w, r, g, b);
-#elif defined(SJ_NEON)
-		if (simd) x = (size_t)planes_neon(rgb, q->win_w, r, g, b);
-#endif
-		for (; x < w; x++) {
-			r[x] = rgb[3 * x];
-			g[x] = rgb[3 * x + 1];
-			b[x] = rgb[3 * x + 2];
-		}
-		return;
-	}
-#define LOOKUP(T)                                                                                    \
-	do {                                                                                             \
-		const T *t = (const T *)table;                                                               \
-		if (q->planar) {                                                                             \
-			T *o = (T *)dst + (size_t)y * w;                                                         \
-			for (int c = 0; c < 3; c++, o += plane, t += 256)                                        \
-				for (size_t x = 0; x < w; x++) o[x] = t[rgb[3 * x + c]];                             \
-		} else {                                                                                     \
-			T *o = (T *)dst + (size_t)y * w * 3;                                                     \
-			for (size_t x = 0; x < w; x++, o += 3) {                                                 \
-				o[0] = t[rgb[3 * x]];                                                                \
-				o[1] = t[256 + rgb[3 * x + 1]];                                                      \
-				o[2] = t[512 + rgb[3 * x + 2]];                                                      \
-			}                                                                                        \
-		}                                                                                            \
+// store writes pixels [x, win_w) of a row in the layout and type of the request. Channel c of pixel i is
+// p[step * i + next * c].
+static inline __attribute__((always_inline)) void store(const sj_request *q, const uint8_t *p, size_t step,
+	size_t next, size_t x, int y, const uint8_t *table, uint8_t *dst) {
+	size_t w = (size_t)q->win_w, plane = w * (size_t)q->win_h, at = (size_t)y * w;
+#define VALUE p[step * i + next * c]
+#define LOOKUP(T) STORE(T, ((const T *)table)[256 * c + VALUE])
+#define STORE(T, value)                                                                             \
+	do {                                                                                            \
+		T *o = (T *)dst;                                                                            \
+		if (q->planar) {                                                                            \
+			for (size_t c = 0; c < 3; c++)                                                          \
+				for (size_t i = x; i < w; i++) o[plane * c + at + i] = value;                       \
+		} else {                                                                                    \
+			for (size_t i = x; i < w; i++)                                                          \
+				for (size_t c = 0; c < 3; c++) o[3 * (at + i) + c] = value;                         \
+		}                                                                                           \
 	} while (0)
-	switch (q->elem) {
-	case 1: LOOKUP(uint8_t); break;
-	case 2: LOOKUP(uint16_t); break;
-	case 4: LOOKUP(uint32_t); break;
-	}
+	if (!table) STORE(uint8_t, VALUE);
+	else if (q->elem == 1) LOOKUP(uint8_t);
+	else if (q->elem == 2) LOOKUP(uint16_t);
+	else LOOKUP(uint32_t);
+#undef STORE
 #undef LOOKUP
+#undef VALUE
 }
 
-// store_planes writes a row of three planes of win_w bytes, stride apart.
-static void store_planes(const sj_request *q, const uint8_t *line, size_t stride, int y, const uint8_t *table,
-	uint8_t *dst) {
-	size_t w = (size_t)q->win_w, at = (size_t)y * w;
-	for (int c = 0; c < 3; c++, line += stride, at += w * (size_t)q->win_h) {
-		if (!table) memcpy(dst + at, line, w);
-#define LOOKUP(T) \
-	for (size_t x = 0; x < w; x++) ((T *)dst)[at + x] = ((const T *)table)[256 * c + line[x]]
-		else if (q->elem == 1) LOOKUP(uint8_t);
-		else if (q->elem == 2) LOOKUP(uint16_t);
-		else LOOKUP(uint32_t);
-#undef LOOKUP
+// store_row writes a row of packed RGB.
+static void store_row(const sj_request *q, const uint8_t *rgb, int y, const uint8_t *table, uint8_t *dst) {
+	size_t w = (size_t)q->win_w, x = 0;
+	if (!table && !q->planar) {
+		memcpy(dst + (size_t)y * w * 3, rgb, w * 3);
+		return;
 	}
+#ifdef SJ_SIMD
+	uint8_t *r = dst + (size_t)y * w, *g = r + w * (size_t)q->win_h, *b = g + w * (size_t)q->win_h;
+	if (simd && !table) x = (size_t)planes_simd(rgb, q->win_w, r, g, b);
+#endif
+	store(q, rgb, 3, 1, x, y, table, dst);
 }
 
 // A visible part: the window's intersection with the resized picture, in the resized picture's coordinates.
@@ -971,7 +951,7 @@ static int layout(sj_scratch *s, int planes) {
 	if (planes && (q->planar || q->planes) && !s->vertical_first && (s->planes = spread(&s->x)) < 0) return 0;
 	if (!s->planes && !widen(&s->x)) return 0;
 	size_t line = (size_t)q->win_w * 3 + SLACK;
-	if (s->vertical_first || s->planes) line += mid_stride(s) + (size_t)q->win_w * 3;
+	if (s->vertical_first || s->planes) line += mid_stride(s);
 	return sj_reserve(&s->mid, mid_stride(s) * (size_t)(s->y.hi - s->y.lo) + SLACK) && sj_reserve(&s->line, line);
 }
 
@@ -1014,7 +994,6 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 	for (int y = 0; y < q->win_h; y++) {
 		int at = q->win_y + y; // row of the resized picture
 		int to = q->turn ? q->win_h - 1 - y : y;
-		uint8_t *rgb = line;
 		if (empty || at < v.y0 || at >= v.y1) {
 			memset(line, 0, w * 3);
 		} else if (direct) {
@@ -1030,19 +1009,8 @@ static void finish(sj_scratch *s, const uint8_t *table, uint8_t *dst) {
 			if (s->vertical_first) memset(line + 3 * (pad_left + s->x.out), 0,
 				3 * (size_t)(q->win_w - pad_left - s->x.out));
 		}
-		if (s->planes && q->planar) {
-			store_planes(q, line, w, to, table, dst);
-			continue;
-		}
-		if (s->planes) {
-			rgb = line + w * 3 + SLACK + mid_stride(s);
-			for (size_t x = 0; x < w; x++) {
-				rgb[3 * x] = line[x];
-				rgb[3 * x + 1] = line[w + x];
-				rgb[3 * x + 2] = line[2 * w + x];
-			}
-		}
-		store_row(q, rgb, to, table, dst);
+		if (s->planes) store(q, line, 1, w, 0, to, table, dst);
+		else store_row(q, line, to, table, dst);
 	}
 }
 
