@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/handover"
-	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
 // pool is a session's device buffers, and host memory for the planes that the host reads.
@@ -55,12 +54,6 @@ func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, err
 		p.free = append(p.free, i)
 	}
 	return p, nil
-}
-
-// message is the description of the pool in Opened.
-func (p *pool) message() *feedpb.Pool {
-	return &feedpb.Pool{Key: p.key, Slots: uint32(len(p.out)), SlotBytes: uint64(p.ring.BufferBytes()),
-		Device: p.device.Name()}
 }
 
 // take returns the buffer that was released first, if the device is done with it too. If there is none, b is negative,

@@ -122,7 +122,8 @@ func (ses *session) prepare(buffers, own int) error {
 	s.sessions.Add(1)
 	s.buffers.Add(int64(buffers))
 	s.bytes.Add(int64(buffers * ses.ring.BufferBytes()))
-	o.Pool, o.Planes = ses.pool.message(), ses.full.planes
+	o.Planes, o.Pool = ses.full.planes, &feedpb.Pool{Key: ses.pool.key, Slots: uint32(buffers),
+		SlotBytes: uint64(ses.ring.BufferBytes()), Device: dev.Name()}
 	o.Transform, _ = gpuingest.CutDevice(o.GetTransform())
 	if ses.finish != nil {
 		o.Layout = ses.finish.Layout
