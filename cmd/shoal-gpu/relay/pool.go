@@ -34,9 +34,7 @@ type pool struct {
 	wake chan struct{} // something has become free
 
 	claimed chan struct{} // closed once the client has the descriptors, or was refused them
-
-	export sync.Mutex // held while descriptors are passed on
-	closed bool       // guarded by export: there is no ring any more
+	gone    chan struct{} // closed when a client that has them has closed their connection
 }
 
 // maxBuffers bounds a client's buffers: descriptors go in one message, which holds 253.
@@ -45,7 +43,8 @@ const maxBuffers = 64
 func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, error) {
 	page := os.Getpagesize()
 	p := &pool{key: rand.Text(), device: d, ring: ring, hostBytes: (max(hostBytes, 1) + page - 1) / page * page,
-		lost: lost, out: make([]bool, count), wake: make(chan struct{}, 1), claimed: make(chan struct{})}
+		lost: lost, out: make([]bool, count), wake: make(chan struct{}, 1), claimed: make(chan struct{}),
+		gone: make(chan struct{})}
 	var err error
 	if p.host, p.hostMem, err = handover.Memfd("shoal-gpu-host", int64(count*p.hostBytes)); err != nil {
 		return nil, err
@@ -111,13 +110,8 @@ func (p *pool) abandon() (n int) {
 	return n
 }
 
-// close frees the host's memory. The ring may be closed after it.
-func (p *pool) close() error {
-	p.export.Lock()
-	defer p.export.Unlock()
-	p.closed = true
-	return errors.Join(unix.Munmap(p.hostMem), p.host.Close())
-}
+// close frees the host's memory.
+func (p *pool) close() error { return errors.Join(unix.Munmap(p.hostMem), p.host.Close()) }
 
 // poolReply is the answer to a client that asks for a pool's descriptors.
 type poolReply struct {
@@ -140,6 +134,7 @@ type event struct {
 func (s *Server) handOver(c *net.UnixConn) {
 	p, err := s.claim(c)
 	if err == nil {
+		defer close(p.gone)
 		defer p.lost()
 		err = p.handOver(c)
 		close(p.claimed)
@@ -172,11 +167,6 @@ func (s *Server) claim(c io.Reader) (*pool, error) {
 
 // handOver sends the descriptors.
 func (p *pool) handOver(c *net.UnixConn) error {
-	p.export.Lock()
-	defer p.export.Unlock()
-	if p.closed {
-		return errors.New("the session has ended")
-	}
 	fds, ready, free, err := p.ring.Export()
 	defer func() {
 		for _, fd := range fds {

@@ -566,6 +566,7 @@ func TestStreamOfAServerElsewhere(t *testing.T) {
 			}
 		}
 	}
+	_ = got.conn.Close()
 	h.settle(t)
 }
 
@@ -573,7 +574,17 @@ func TestStreamOfAServerElsewhere(t *testing.T) {
 func TestTrainerLeaves(t *testing.T) {
 	h := start(t, 70)
 	for name, leave := range map[string]func(tr *trainer){
-		"stream":    func(tr *trainer) { tr.cancel() },
+		"stream": func(tr *trainer) { // it may use the batches that it has
+			tr.cancel()
+			for h.relay.Stats().Sessions > 0 {
+				time.Sleep(time.Millisecond)
+			}
+			time.Sleep(20 * time.Millisecond)
+			if h.device.open.Load() != 1 {
+				t.Error("the memory that a trainer uses is gone with its stream")
+			}
+			_ = tr.conn.Close()
+		},
 		"handover":  func(tr *trainer) { _ = tr.conn.Close() },
 		"unclaimed": nil,
 	} {
@@ -620,6 +631,7 @@ func TestHandoverRefused(t *testing.T) {
 		t.Error("a key is good for two")
 	}
 	tr.cancel()
+	_ = tr.conn.Close()
 	h.settle(t)
 }
 
@@ -665,6 +677,7 @@ func TestBuffersAreNotRecycled(t *testing.T) {
 	if status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a slot released twice: %v", err)
 	}
+	_ = tr.conn.Close()
 	h.settle(t)
 }
 
@@ -774,6 +787,7 @@ func TestErrors(t *testing.T) {
 		if err := tr.take(h.gpuAt, tr.opened.GetPool().GetKey()); err != nil {
 			t.Fatal(err)
 		}
+		defer func() { _ = tr.conn.Close() }()
 		for ; ; n++ {
 			e, err := tr.next()
 			if err != nil {

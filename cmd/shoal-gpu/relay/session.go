@@ -134,29 +134,46 @@ func (ses *session) prepare(buffers, own int) error {
 	return nil
 }
 
-// close frees everything that the session holds. None of its goroutines runs any more.
+// close ends the session. None of its goroutines runs any more. A trainer that still works on batches has a connection
+// open for their memory: that and its events, which no other process may use once they are destroyed, stay until then.
 func (ses *session) close() {
 	ses.cancel(nil)
-	var errs []error
-	if s := ses.srv; ses.pool != nil {
+	for err := error(nil); ses.up != nil && err == nil; { // until gRPC has let go of the stream
+		_, err = ses.up.Recv()
+	}
+	s, p, unclaimed := ses.srv, ses.pool, true
+	if p != nil {
 		s.mu.Lock()
-		delete(s.pools, ses.pool.key)
+		_, unclaimed = s.pools[p.key]
+		delete(s.pools, p.key)
 		s.mu.Unlock()
 		s.sessions.Add(-1)
-		s.buffers.Add(-int64(len(ses.pool.out)))
-		s.bytes.Add(-int64(len(ses.pool.out) * ses.ring.BufferBytes()))
-		s.held.Add(-int64(ses.pool.abandon()))
+		s.buffers.Add(-int64(len(p.out)))
+		s.bytes.Add(-int64(len(p.out) * ses.ring.BufferBytes()))
+		s.held.Add(-int64(p.abandon()))
+	}
+	if unclaimed {
+		ses.free()
+		return
+	}
+	s.streams.Go(func() {
+		<-p.gone
+		ses.free()
+	})
+}
+
+// free frees everything that the session holds.
+func (ses *session) free() {
+	var inUse error
+	var errs []error
+	if ses.pool != nil {
 		errs = append(errs, ses.pool.close())
 	}
-	var inUse error
 	if ses.ring != nil {
 		inUse = ses.ring.Close()
 	}
 	if ses.slots != nil {
 		errs = append(errs, inUse, ses.slots.close(inUse != nil))
-	}
-	for err := error(nil); ses.up != nil && err == nil; { // until gRPC has let go of the stream
-		_, err = ses.up.Recv()
 	}
 	if err := errors.Join(errs...); err != nil {
 		ses.log.Error("closing a session on the device", "error", err)
