@@ -575,7 +575,8 @@ func TestNoTablesFromThePredecessor(t *testing.T) {
 func TestLimits(t *testing.T) {
 	const w, h = 64, 48
 	good := encode(t, photo(t, 1, w, h), w, h, Encoding{Quality: 50, Subsampling: Sub444})
-	for size, ok := range map[image.Point]bool{{MaxPixels / 2, 2}: true, {MaxPixels/2 + 1, 2}: false} {
+	for size, ok := range map[image.Point]bool{{1 << 16, MaxPixels >> 16}: true,
+		{1 << 16, MaxPixels>>16 + 1}: false, {1<<16 + 1, 1}: false} {
 		if err := CheckSize(size); (err == nil) != ok || !ok && !errors.Is(err, ErrTooLarge) {
 			t.Errorf("%v: %v", size, err)
 		}
