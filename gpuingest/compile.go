@@ -106,6 +106,8 @@ var dtypes = map[string]int{"uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4}
 
 var layouts = []string{"nchw", "nhwc"}
 
+const rawAlone = "raw gives the file as it is and stands alone"
+
 const (
 	rawWord    = "raw"
 	pillowWord = "pillow"
@@ -165,8 +167,11 @@ func Compile(spec string) (*Transform, error) {
 	}
 	p := newParser(spec, calls)
 	if calls[0].name == rawWord {
-		if err := p.alone(calls); err != nil {
-			return nil, err
+		if len(calls) > 1 {
+			return nil, p.fail(calls[1].pos, len(calls[1].name), "", rawAlone)
+		}
+		if calls[0].parens {
+			return nil, p.fail(calls[0].pos, len(rawWord), "", "raw takes no arguments")
 		}
 		return &Transform{raw: true, dtype: rawWord, layout: rawWord}, nil
 	}
@@ -291,7 +296,7 @@ func (c *compiler) word(of call) (err error) {
 		return c.p.fail(of.pos, len(of.name), "write views(2x[...], 8x[...]) in place of the operations, alone",
 			"views holds all operations, and has no boxes and masks")
 	case of.name == rawWord:
-		return c.p.fail(of.pos, len(of.name), "", "raw gives the file as it is and stands alone")
+		return c.p.fail(of.pos, len(of.name), "", rawAlone)
 	case dtypes[of.name] > 0:
 		return plain("type", func() { t.dtype = of.name })
 	case of.name == dctWord:
@@ -306,17 +311,6 @@ func (c *compiler) word(of call) (err error) {
 		hint = nearest(of.name, words())
 	}
 	return c.p.fail(of.pos, len(of.name), hint, "unknown operation %s", of.name)
-}
-
-// alone checks that there is nothing besides raw.
-func (p *parser) alone(calls []call) error {
-	if len(calls) > 1 {
-		return p.fail(calls[1].pos, len(calls[1].name), "", "raw gives the file as it is and stands alone")
-	}
-	if calls[0].parens {
-		return p.fail(calls[0].pos, len(rawWord), "", "raw takes no arguments")
-	}
-	return nil
 }
 
 // verticalFirst reports whether the rules of a version of Pillow resize vertically first.

@@ -239,8 +239,8 @@ func (ses *session) receive(items chan<- item) error {
 			return err
 		}
 		it := item{message: m}
-		if h := m.GetBatch(); h != nil {
-			if it, err = ses.start(h); err != nil {
+		if m.GetBatch() != nil {
+			if it, err = ses.start(m); err != nil {
 				return err
 			}
 		}
@@ -253,8 +253,8 @@ func (ses *session) receive(items chan<- item) error {
 }
 
 // start begins the transfer of a batch to a buffer.
-func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
-	l := ses.full
+func (ses *session) start(m *feedpb.ServerMessage) (item, error) {
+	l, h := ses.full, m.GetBatch()
 	if h.GetRows() != ses.opened.GetBatch() || h.GetTotalBytes() != uint64(ses.total) {
 		var err error
 		if l, err = lay(h.GetPlanes(), int(h.GetRows()), ses.slots.header, ses.finish); err != nil {
@@ -269,8 +269,7 @@ func (ses *session) start(h *feedpb.BatchHeader) (item, error) {
 	if err != nil {
 		return item{}, err
 	}
-	it := item{message: &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Batch{Batch: h}}, layout: l, buffer: buffer,
-		slot: slot, started: time.Now()}
+	it := item{message: m, layout: l, buffer: buffer, slot: slot, started: time.Now()}
 	if err := ses.ring.Start(slot, buffer, l.job); err != nil {
 		return item{}, deviceFailed(err)
 	}
