@@ -62,7 +62,7 @@ type Config struct {
 type Carrier struct {
 	Config
 	folder  *folder.Folder
-	looks   atomic.Int64 // how often all of it was looked at: news from before may be older
+	looks   atomic.Int64 // how often all of it was looked at, or some removed: news from before may be older
 	journal *journal
 	lock    *prefixLock
 	hosts   *order // nil without a cluster
@@ -604,6 +604,7 @@ func (c *Carrier) keepLocal() {
 			continue
 		}
 		c.q.Release(k.Path)
+		c.looks.Add(1) // news on their way may say that its files are here: they would be published, and withdrawn
 		pause.Poke(c.links.look)
 		c.stats.Local++
 		c.Log.Info("removed here; the bucket has it", "folder", k.Path, "files", k.Files)

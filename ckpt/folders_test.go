@@ -16,6 +16,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/ckpt/folder"
+	"github.com/shoalfs/shoal/lab/rig/memstore"
 )
 
 // carryTo carries a folder to another one while then runs. It returns the error of the end.
@@ -405,6 +406,51 @@ func TestFileAndFolder(t *testing.T) {
 		}))
 		if !there(filepath.Join(dest, "a/b")) || there(filepath.Join(dest, "d/2")) {
 			t.Error("a is no folder, or d is one")
+		}
+	}
+}
+
+// authored is a store in memory that knows what a journal has stored, as a bucket does.
+type authored struct{ objstore.Layer }
+
+func (a authored) Delete(ctx context.Context, key, etag string) error {
+	return a.Layer.Delete(objstore.WithAuthor(ctx, ""), key, etag)
+}
+
+// News of a checkpoint that come when it has just been removed here publish nothing, and take nothing from the bucket,
+// nor does the next start.
+func TestKeepLocalBeforeNews(t *testing.T) {
+	store, dir := authored{memstore.New()}, t.TempDir()
+	for range 2 {
+		c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Drain: time.Minute,
+			Log: slog.New(slog.DiscardHandler)})
+		must(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx, func() {}) }()
+		for _, p := range []string{"1/last", "2/last"} {
+			if !there(filepath.Join(dir, "2/last")) {
+				save(t, filepath.Join(dir, p), 1)
+				until(t, p+" is there", func() bool { _, err := store.Stat(t.Context(), p); return err == nil })
+			}
+		}
+		until(t, "both are whole", func() (whole bool) {
+			c.in(ctx, func() { lacks, _, _ := c.q.Lacks(".", false); whole = lacks == "" })
+			return whole
+		})
+		c.in(ctx, func() {
+			if there(filepath.Join(dir, "1")) {
+				must(t, os.Chmod(filepath.Join(dir, "1/last"), 0o600))
+				time.Sleep(time.Second / 4) // the news wait for this to end
+				c.KeepLocal = 1
+				c.keepLocal()
+			}
+		})
+		until(t, "the older one has gone here", func() bool { return !there(filepath.Join(dir, "1")) })
+		stop()
+		must(t, errors.Join(<-ended, c.Close()))
+		if _, err := store.Stat(t.Context(), "1/last"); err != nil {
+			t.Fatal(err)
 		}
 	}
 }
