@@ -483,14 +483,15 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	}
 	if !c.q.isLast(change.Path) {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
-		if c.KeepLocal == 0 || !slices.ContainsFunc(slices.Collect(maps.Values(c.q.files)), func(l *file) bool {
-			return l.last && l.state == whole && l.turn == 0 && under(change.Path, path.Dir(l.path))
-		}) {
-			return // else its last name came first
+		for l := range c.q.lasts {
+			if c.KeepLocal > 0 && l.state == whole && l.turn == 0 && under(change.Path, path.Dir(l.path)) {
+				c.keepLocal() // its last name came first
+				return
+			}
 		}
-	} else {
-		c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
+		return
 	}
+	c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
 	c.keepLocal()
 }
 

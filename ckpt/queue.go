@@ -22,6 +22,7 @@ type Queue struct {
 	copies map[*file]bool // of which a neighbour has something, or may
 
 	files map[string]*file
+	lasts map[*file]bool            // those with last names
 	names map[inode]map[string]bool // the paths of what the bucket has, for rule 6
 	// unsealed has the last names that were closed and are not visible yet, also if they have gone since.
 	unsealed map[string]bool
@@ -139,19 +140,20 @@ type Change struct {
 
 // NewQueue returns an empty queue. isLast tells last names. With remove, what is removed here is removed there, too.
 func NewQueue(isLast func(path string) bool, remove bool) *Queue {
-	turn, owed := func(f *file) uint64 { return f.turn }, func(f *file) uint64 { return f.owed }
-	return &Queue{
-		isLast: isLast, remove: remove, files: map[string]*file{}, names: map[inode]map[string]bool{},
-		unsealed: map[string]bool{}, broken: map[*file]bool{}, asks: map[string]*file{}, copies: map[*file]bool{},
-		waiting: line{turn: turn}, owed: line{turn: owed},
-	}
+	return &Queue{isLast: isLast, remove: remove, files: map[string]*file{}, lasts: map[*file]bool{},
+		names: map[inode]map[string]bool{}, unsealed: map[string]bool{}, broken: map[*file]bool{},
+		asks: map[string]*file{}, copies: map[*file]bool{},
+		waiting: line{turn: func(f *file) uint64 { return f.turn }},
+		owed:    line{turn: func(f *file) uint64 { return f.owed }}}
 }
 
 func (q *Queue) file(p string) *file {
 	f := q.files[p]
 	if f == nil {
 		f = &file{path: p, last: q.isLast(p)}
-		q.files[p] = f
+		if q.files[p] = f; f.last {
+			q.lasts[f] = true
+		}
 	}
 	return f
 }
@@ -189,6 +191,7 @@ func (q *Queue) set(f *file, s state) {
 func (q *Queue) tidy(f *file) {
 	if f.state == absent && f.there == nil && f != q.busy && !q.copies[f] {
 		delete(q.files, f.path)
+		delete(q.lasts, f)
 	}
 }
 
@@ -229,16 +232,19 @@ func (q *Queue) Hear(news []folder.News, now time.Time) {
 			q.set(q.file(n.Path), torn)
 		}
 	}
-	some := false
+	some, skipped := false, map[string]bool{}
 	for _, n := range news {
 		if end[n.Path] != n.State {
 			continue
 		} else if n.State == folder.Skipped {
-			q.skip(n.Path)
+			skipped[n.Path] = true
 		} else if f := q.files[n.Path]; f != nil && n.State == folder.Gone {
 			q.gone(f)
 			some = len(q.unsealed) > 0
 		}
+	}
+	if len(skipped) > 0 {
+		q.skip(skipped)
 	}
 	if some {
 		q.withdraw()
@@ -289,10 +295,10 @@ func (q *Queue) gone(f *file) {
 	q.tidy(f)
 }
 
-// skip tells that a path cannot be carried, or looked into. What the bucket has of it, and of what may be below, stays.
-func (q *Queue) skip(at string) {
+// skip tells that paths cannot be carried, or looked into. What the bucket has of them, and what may be below, stays.
+func (q *Queue) skip(at map[string]bool) {
 	for p, f := range q.files {
-		if (p == at || under(p, at)) && (f.state != absent || !f.seen) { // else its removal waits
+		if (at[p] || topOf(p, at) != "") && (f.state != absent || !f.seen) { // else its removal waits
 			q.set(f, absent)
 			q.tidy(f)
 		}

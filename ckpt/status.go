@@ -97,8 +97,8 @@ func topOf(p string, folders map[string]bool) (top string) {
 // Checkpoints returns the folders here with a last name, oldest first.
 func (q *Queue) Checkpoints() []Checkpoint {
 	tops := map[string]bool{}
-	for p, f := range q.files {
-		if dir := path.Dir(p); f.last && f.state == whole && dir != "." {
+	for f := range q.lasts {
+		if dir := path.Dir(f.path); f.state == whole && dir != "." {
 			tops[dir] = true
 		}
 	}
