@@ -74,9 +74,9 @@ type Carrier struct {
 	noList  sync.Once       // the store does not list uploads: said
 	abortAt time.Time       // when useless uploads may be aborted, after a failure or a crash
 	links   links
+	again   chan struct{} // has room for one: keepLocal may remove what it could not
 	stats   Stats
 	trouble trouble
-	since   time.Time
 	changed chan struct{} // closed by tell
 	wake    *time.Timer   // for the next try
 	running sync.WaitGroup
@@ -116,8 +116,8 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	dest, endpoint, _ := strings.Cut(cfg.Dest, "?endpoint=")
 	cfg.Dest = dest
 	c := &Carrier{Config: cfg, q: NewQueue(cfg.Last, cfg.Delete), do: make(chan func()),
-		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), since: time.Now(), sends: map[string]*send{},
-		changed: make(chan struct{}), closing: map[string]bool{},
+		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), sends: map[string]*send{},
+		changed: make(chan struct{}), closing: map[string]bool{}, again: make(chan struct{}, 1),
 		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}}
 	c.folder, err = folder.Open(cfg.Dir,
 		folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked,
@@ -239,6 +239,8 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		case f := <-c.do:
 			f()
 		case <-c.wake.C:
+		case <-c.again:
+			c.keepLocal()
 		case <-ending:
 			ending = nil
 			if c.hosts != nil {
@@ -331,7 +333,7 @@ func (c *Carrier) tell() {
 // idle reports whether the bucket has all that it can, no upload of ours can be aborted, and no host waits for us.
 func (c *Carrier) idle() bool {
 	b, ours := c.q.Behind(), len(c.journal.uploads()) > 0 && time.Until(c.abortAt) <= lateAnswer
-	return b.Files+b.Removals == 0 && c.q.busy == nil && !ours && len(c.closing) == 0 && (c.hosts == nil || c.hosts.left)
+	return b.Files+b.Removals+len(c.closing) == 0 && c.q.busy == nil && !ours && (c.hosts == nil || c.hosts.left)
 }
 
 // leftOver names what the bucket lacks at the end.
@@ -704,6 +706,8 @@ func (c *Carrier) discard(bin, dir string) error {
 			}
 		}
 		_ = putBack()
+		// Other names of the same files (cp -al) have changed with that, and were kept for it.
+		time.AfterFunc(time.Second, func() { pause.Poke(c.again) })
 	})
 	return nil
 }

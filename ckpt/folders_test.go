@@ -454,3 +454,37 @@ func TestKeepLocalBeforeNews(t *testing.T) {
 		}
 	}
 }
+
+// A checkpoint that --keep-local could not remove goes soon after the others have gone, without another last name:
+// somebody could write it, or it shares files with them, which their removal has changed.
+func TestKeepLocalLooksAgain(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := t.TempDir()
+	at := func(p string) string { return filepath.Join(dir, p) }
+	c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Drain: time.Minute,
+		Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, func() {}) }()
+	for _, p := range []string{"1/last", "2/last", "3/last"} {
+		save(t, at(p), 1)
+		until(t, p+" is whole", func() (whole bool) {
+			c.in(ctx, func() { lacks, _, known := c.q.Lacks(p, false); whole = known && lacks == "" })
+			return whole
+		})
+	}
+	c.in(ctx, func() {
+		writer, err := os.OpenFile(at("2/last"), os.O_WRONLY, 0)
+		must(t, err)
+		c.KeepLocal = 1
+		c.keepLocal()
+		must(t, writer.Close())
+	})
+	if !there(at("2")) {
+		t.Error("what somebody could write was removed")
+	}
+	until(t, "both have gone here", func() bool { return !there(at("1")) && !there(at("2")) })
+	stop()
+	must(t, errors.Join(<-ended, c.Close()))
+}

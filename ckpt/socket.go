@@ -120,8 +120,8 @@ func (c *Carrier) status() Status {
 	checkpoints := append(c.q.Checkpoints(), c.links.made...)
 	slices.SortFunc(checkpoints, older)
 	s := Status{
-		V: 1, Dir: c.Dir, Dest: c.Dest, PID: os.Getpid(), Since: c.since, Behind: c.q.Behind(), Here: c.folder.Counts(),
-		Stats: c.stats, Checkpoints: checkpoints,
+		V: 1, Dir: c.Dir, Dest: c.Dest, PID: os.Getpid(), Since: c.lock.mine.Since.Local(), Behind: c.q.Behind(),
+		Here: c.folder.Counts(), Stats: c.stats, Checkpoints: checkpoints,
 	}
 	s.Here.Skipped = max(0, s.Here.Skipped-len(c.links.made))
 	if c.trouble.err != nil {
@@ -130,7 +130,6 @@ func (c *Carrier) status() Status {
 	return s
 }
 
-// wait answers /wait.
 func (c *Carrier) wait(ctx context.Context, p string, look, copies bool) (got Wait, err error) {
 	if copies && c.Copies < 2 {
 		return got, errors.New("no copies are made (start shoal ckpt with --copies 2)")
