@@ -290,5 +290,5 @@ func (c *Carrier) ask(ctx context.Context, method string, u url.URL, body io.Rea
 	case http.StatusInsufficientStorage:
 		return errRoom
 	}
-	return errors.New(strings.TrimSpace(string(text)))
+	return errors.New(cmp.Or(strings.TrimSpace(string(text)), answer.Status))
 }

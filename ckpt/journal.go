@@ -38,7 +38,6 @@ type journal struct {
 	known known
 }
 
-// known is what a journal says.
 type known struct {
 	Origin   origin
 	Objects  map[string]Published
@@ -63,7 +62,6 @@ type origin struct {
 	Ino  uint64 `json:"ino"`
 }
 
-// begun is an upload under way.
 type begun struct {
 	Print folder.Print `json:"print"`
 	Part  int64        `json:"part"` // bytes
@@ -185,7 +183,6 @@ func (j *journal) uploads() map[string]begun {
 	return maps.Clone(j.known.Uploads)
 }
 
-// compact writes the journal anew.
 func (j *journal) compact() error {
 	var size int64
 	lines := 0

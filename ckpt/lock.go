@@ -153,7 +153,6 @@ func (l *prefixLock) keep(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 }
 
-// release gives the lock back.
 func (l *prefixLock) release() {
 	if !l.alone() {
 		return

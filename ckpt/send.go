@@ -181,7 +181,6 @@ func (c *Carrier) announce(ctx context.Context, change Change, part int64) (b be
 	return b, listed, err
 }
 
-// newUpload begins an upload.
 func (c *Carrier) newUpload(ctx context.Context, s *send, change Change, part int64) error {
 	b, listed, err := c.announce(ctx, change, part)
 	if err != nil {
