@@ -74,6 +74,14 @@ func TestNoWayAround(t *testing.T) {
 	if len(origin.got) != 1 || origin.got[0].Header.Get("X-Forwarded-Host") != "" {
 		t.Errorf("%v", origin.got)
 	}
+	// Whose the bucket is, the origin knows.
+	for _, method := range []string{"GET", "HEAD"} {
+		origin.got = nil
+		s.ask(t, method, "/photos", "list-type=2", map[string]string{"X-Amz-Expected-Bucket-Owner": "1"}, nil)
+		if len(origin.got) != 1 || origin.got[0].Header.Get("X-Amz-Expected-Bucket-Owner") != "1" {
+			t.Errorf("%s: %v", method, origin.got)
+		}
+	}
 }
 
 // hanging never answers.

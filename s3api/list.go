@@ -244,7 +244,7 @@ func (d *dataset) list(w http.ResponseWriter, r *http.Request, q url.Values) err
 	skipped := m.Skipped()
 	complete = complete && !d.Members() && skipped.Total()+skipped.Markers == 0
 	if d.Origin != nil && (!complete || l.foreign || !strings.HasPrefix(l.prefix, m.Prefix()) ||
-		q.Get("fetch-owner") == "true") {
+		q.Get("fetch-owner") == "true" || asksOwner(r)) {
 		l.forOrigin(q)
 		return d.forward(w, r, "", q)
 	}

@@ -379,9 +379,11 @@ func unhoist(h http.Header, query url.Values) {
 
 // plain reports whether a request is for an object as it is, and not for a version, a part or another sub-resource.
 func plain(r *http.Request, query url.Values) bool {
-	return len(query) == 0 && r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" &&
-		r.Header.Get("X-Amz-Expected-Bucket-Owner") == ""
+	return len(query) == 0 && r.Header.Get("X-Amz-Server-Side-Encryption-Customer-Key") == "" && !asksOwner(r)
 }
+
+// asksOwner reports whether a request is meant for one owner's bucket, whom only the origin knows.
+func asksOwner(r *http.Request) bool { return r.Header.Get("X-Amz-Expected-Bucket-Owner") != "" }
 
 // listParameters are those of a listing. Any other makes a GET of the bucket one of a sub-resource.
 var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after",
@@ -400,7 +402,9 @@ func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Value
 			return d.forward(w, r, "", query)
 		}
 	}
-	if r.Method == http.MethodHead {
+	if r.Method == http.MethodHead && d.Origin != nil && asksOwner(r) {
+		return d.forward(w, r, "", query)
+	} else if r.Method == http.MethodHead {
 		w.Header().Set("X-Amz-Bucket-Region", "us-east-1") // clients look it up here, and sign for it; any is accepted
 		w.WriteHeader(http.StatusOK)
 		return nil
