@@ -26,10 +26,10 @@ const (
 )
 
 var (
-	errChunk = &apiError{http.StatusBadRequest, "InvalidRequest",
-		"The body is not in chunks of at most 1 MiB, each with its signature, as x-amz-content-sha256 says"}
-	errIncomplete = &apiError{http.StatusBadRequest, "IncompleteBody",
-		"The body does not have the number of bytes that x-amz-decoded-content-length says"}
+	errChunk = bad("InvalidRequest",
+		"The body is not in chunks of at most 1 MiB, each with its signature, as x-amz-content-sha256 says")
+	errIncomplete = bad("IncompleteBody",
+		"The body does not have the number of bytes that x-amz-decoded-content-length says")
 )
 
 // chain signs chunks: each signature covers the one before it, and the first one the request's.

@@ -29,7 +29,6 @@ type place struct {
 	busy  bool      // a request is at work
 }
 
-// enter waits for a place for c.
 func (cs *conns) enter(c net.Conn) {
 	for {
 		wait := cs.take(c, time.Now())

@@ -64,17 +64,10 @@ func (d *dataset) mark(keys []string) (end func(), err error) {
 	defer everywhere.RUnlock()
 	err = d.MarkStale(keys)
 	for _, x := range everywhere.sets {
-		if x.Bucket != d.Bucket || x.Where != d.Where {
-			continue
-		}
-		var theirs []string
-		for _, key := range keys {
-			if strings.HasPrefix(key, x.Prefix) && len(key) <= 1024 { // S3 has no longer ones
-				theirs = append(theirs, key)
-			}
-		}
-		if len(theirs) > 0 {
-			ends = append(ends, x.written.begin(theirs))
+		if x.Bucket == d.Bucket && x.Where == d.Where {
+			ends = append(ends, x.written.begin(slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
+				return key == "" || len(key) > 1024 || !strings.HasPrefix(key, x.Prefix) // S3 has no longer ones
+			})))
 		}
 	}
 	return func() {
@@ -300,14 +293,13 @@ func (o *opens) close() {
 	clear(o.held)
 }
 
-// maxWritten is how many written keys are kept. With more, all keys count as written.
+// maxWritten is how many written keys are kept. With more, all keys count as written: so does the key "".
 const maxWritten = 100_000
 
 // written are the keys that were written or deleted through the endpoint: the manifest may have their old versions.
 type written struct {
 	mu   sync.Mutex
 	keys map[string]change
-	all  *change // of keys beyond maxWritten; nil: none
 }
 
 type change struct {
@@ -322,25 +314,16 @@ func (w *written) begin(keys []string) (end func()) {
 	if w.keys == nil {
 		w.keys = map[string]change{}
 	}
-	if w.all == nil && len(w.keys)+len(keys) > maxWritten {
-		w.all = &change{}
+	if _, all := w.keys[""]; len(keys) > 0 && (all || len(w.keys)+len(keys) > maxWritten) {
+		keys = []string{""}
 	}
-	if w.all != nil {
-		w.all.running++
-	} else {
-		for _, k := range keys {
-			w.keys[k] = change{running: w.keys[k].running + 1}
-		}
+	for _, k := range keys {
+		w.keys[k] = change{running: w.keys[k].running + 1}
 	}
-	all := w.all
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		now := time.Now()
-		if all != nil {
-			all.running, all.ended = all.running-1, now
-			return
-		}
 		for _, k := range keys {
 			w.keys[k] = change{w.keys[k].running - 1, now}
 		}
@@ -352,20 +335,13 @@ func (w *written) adopt(of *written) {
 	of.mu.Lock()
 	defer of.mu.Unlock()
 	w.begin(slices.Collect(maps.Keys(of.keys)))()
-	if of.all != nil && w.all == nil {
-		w.all = &change{ended: time.Now()}
-	}
 }
 
 // listed drops what a listing that began at that time has seen.
 func (w *written) listed(at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	seen := func(_ string, c change) bool { return c.running == 0 && c.ended.Before(at) }
-	maps.DeleteFunc(w.keys, seen)
-	if w.all != nil && seen("", *w.all) {
-		w.all = nil
-	}
+	maps.DeleteFunc(w.keys, func(_ string, c change) bool { return c.running == 0 && c.ended.Before(at) })
 }
 
 // has reports whether a key is written; below, whether one with a prefix is.
@@ -373,16 +349,17 @@ func (w *written) has(key string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, ok := w.keys[key]
-	return ok || w.all != nil
+	_, all := w.keys[""]
+	return ok || all
 }
 
 func (w *written) below(prefix string) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for k := range w.keys {
-		if strings.HasPrefix(k, prefix) {
+		if k == "" || strings.HasPrefix(k, prefix) {
 			return true
 		}
 	}
-	return w.all != nil
+	return false
 }

@@ -32,10 +32,10 @@ var (
 	errNotModified = &apiError{http.StatusNotModified, "NotModified", "Not Modified"}
 	errMethod      = &apiError{http.StatusMethodNotAllowed, "MethodNotAllowed",
 		"The specified method is not allowed against this resource."}
-	errURI              = &apiError{http.StatusBadRequest, "InvalidURI", "Couldn't parse the specified URI."}
-	errAnonymousHeaders = &apiError{http.StatusBadRequest, "InvalidRequest",
-		"Request specific response headers cannot be used for anonymous GET requests."}
-	errUnsigned  = &apiError{http.StatusForbidden, "AccessDenied", "The request is not signed"}
+	errURI              = bad("InvalidURI", "Couldn't parse the specified URI.")
+	errAnonymousHeaders = bad("InvalidRequest",
+		"Request specific response headers cannot be used for anonymous GET requests.")
+	errUnsigned  = denied("The request is not signed")
 	errSignature = &apiError{http.StatusForbidden, "SignatureDoesNotMatch",
 		"The request signature we calculated does not match the signature you provided. Check your key and signing " +
 			"method."}
@@ -43,19 +43,18 @@ var (
 		"The access key is not in the endpoint's key file."}
 	errSkewed = &apiError{http.StatusForbidden, "RequestTimeTooSkewed",
 		"The difference between the request time and the endpoint's time is too large."}
-	errExpired        = &apiError{http.StatusForbidden, "AccessDenied", "Request has expired"}
-	errNotYet         = &apiError{http.StatusForbidden, "AccessDenied", "Request is not valid yet"}
-	errUnsignedHeader = &apiError{http.StatusForbidden, "AccessDenied",
-		"There were headers present in the request which were not signed"}
+	errExpired        = denied("Request has expired")
+	errNotYet         = denied("Request is not valid yet")
+	errUnsignedHeader = denied("There were headers present in the request which were not signed")
 )
 
+func bad(code, text string) *apiError { return &apiError{http.StatusBadRequest, code, text} }
+
 func badAuth(text string) *apiError {
-	return &apiError{http.StatusBadRequest, "AuthorizationHeaderMalformed", "The authorization is malformed; " + text}
+	return bad("AuthorizationHeaderMalformed", "The authorization is malformed; "+text)
 }
 
-func badArgument(text string) *apiError {
-	return &apiError{http.StatusBadRequest, "InvalidArgument", text}
-}
+func badArgument(text string) *apiError { return bad("InvalidArgument", text) }
 
 func denied(format string, args ...any) *apiError {
 	return &apiError{http.StatusForbidden, "AccessDenied", fmt.Sprintf(format, args...)}

@@ -113,7 +113,6 @@ func (p patient) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// write forwards a request that changes keys.
 func (d *dataset) write(w http.ResponseWriter, r *http.Request, key string, q url.Values) error {
 	if d.Origin == nil {
 		return denied("The endpoint serves a folder, and does not write to it: change the files in %s", d.Where)
@@ -160,23 +159,24 @@ func deleted(r *http.Request, bucket string) (keys []string, err error) {
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxDelete+1))
 	if err != nil {
-		return nil, &apiError{http.StatusBadRequest, "IncompleteBody", "The body ended early"}
+		return nil, bad("IncompleteBody", "The body ended early")
 	}
 	var list struct {
 		Object []struct{ Key, VersionId []string }
 	}
-	bad := len(body) > maxDelete || xml.Unmarshal(body, &list) != nil
+	malformed := len(body) > maxDelete || xml.Unmarshal(body, &list) != nil
 	for _, o := range list.Object {
-		if bad = bad || len(o.Key) != 1 || len(o.VersionId) > 1; bad { // of two the origin may take the other one
+		malformed = malformed || len(o.Key) != 1 || len(o.VersionId) > 1 // of two the origin may take the other one
+		if malformed {
 			break
 		}
 		if keys = append(keys, o.Key[0]); !within(bucket, o.Key[0]) || dotted(strings.Join(o.VersionId, "")) {
 			return nil, denied("The endpoint deletes in bucket %s only: %q may leave it", bucket, o.Key[0])
 		}
 	}
-	if bad {
-		return nil, &apiError{http.StatusBadRequest, "MalformedXML",
-			"The XML you provided was not well-formed or did not validate against our published schema"}
+	if malformed {
+		return nil, bad("MalformedXML",
+			"The XML you provided was not well-formed or did not validate against our published schema")
 	}
 	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	return keys, nil

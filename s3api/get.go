@@ -171,26 +171,18 @@ func preconditions(h http.Header, etag string, mod time.Time) error {
 		if !anyTag(match, etag) {
 			return errPrecondition
 		}
-	} else if since, ok := timeIn(h, "If-Unmodified-Since"); ok && mod.After(since) {
+	} else if since, err := http.ParseTime(h.Get("If-Unmodified-Since")); err == nil && mod.After(since) {
 		return errPrecondition
 	}
 	if none := h.Get("If-None-Match"); none != "" {
 		if anyTag(none, etag) {
 			return errNotModified
 		}
-	} else if since, ok := timeIn(h, "If-Modified-Since"); ok && !mod.After(since) && !since.After(time.Now()) {
+	} else if since, err := http.ParseTime(h.Get("If-Modified-Since")); err == nil && !mod.After(since) &&
+		!since.After(time.Now()) {
 		return errNotModified
 	}
 	return nil
-}
-
-// timeIn parses a header, which most requests lack.
-func timeIn(h http.Header, name string) (t time.Time, ok bool) {
-	if text := h.Get(name); text != "" {
-		t, err := http.ParseTime(text)
-		return t, err == nil
-	}
-	return t, false
 }
 
 // anyTag reports whether a list of ETags, with or without quotes, has one.

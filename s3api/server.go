@@ -149,9 +149,7 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 	if d.Stale() {
 		s.log.Warn("keys were written through an endpoint that has ended: all go to the origin until a refresh",
 			"source", d.Where, "prefix", d.Prefix)
-		d.written.mu.Lock()
-		d.written.all = &change{ended: time.Now()}
-		d.written.mu.Unlock()
+		d.written.begin([]string{""})()
 	}
 	s.sets = append(s.sets, d)
 	slices.SortStableFunc(s.sets, func(a, b *dataset) int { return len(b.Prefix) - len(a.Prefix) })
@@ -205,10 +203,8 @@ func (s *Server) Close(ctx context.Context) {
 
 // Stats returns the counters.
 func (s *Server) Stats() Stats {
-	st := Stats{
-		Requests: s.count.requests.Load(), Errors: s.count.errors.Load(), Forwarded: s.count.forwarded.Load(),
-		Sent: s.count.sent.Load(), Connections: s.count.connections.Load(),
-	}
+	st := Stats{Requests: s.count.requests.Load(), Errors: s.count.errors.Load(), Forwarded: s.count.forwarded.Load(),
+		Sent: s.count.sent.Load(), Connections: s.count.connections.Load()}
 	if at := s.listen.Load(); at != nil {
 		st.Listen = *at
 	}
@@ -389,7 +385,6 @@ func asksOwner(r *http.Request) bool { return r.Header.Get("X-Amz-Expected-Bucke
 var listParameters = []string{"list-type", "prefix", "delimiter", "max-keys", "continuation-token", "start-after",
 	"marker", "encoding-type", "fetch-owner"}
 
-// bucket answers a GET or HEAD of the bucket.
 func (d *dataset) bucket(w http.ResponseWriter, r *http.Request, query url.Values) error {
 	for name := range query {
 		switch {

@@ -137,8 +137,7 @@ func parseSignature(r *http.Request, query url.Values) (s signature, err error) 
 		}
 	}
 	if s.payload = r.Header.Get("X-Amz-Content-Sha256"); s.payload == "" {
-		return s, &apiError{http.StatusBadRequest, "InvalidRequest",
-			"Missing required header for this request: x-amz-content-sha256"}
+		return s, bad("InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
 	}
 	return s, s.checkDay()
 }
@@ -146,8 +145,8 @@ func parseSignature(r *http.Request, query url.Values) (s signature, err error) 
 func parseAuthorization(text string) (s signature, err error) {
 	rest, ok := strings.CutPrefix(text, algorithm+" ")
 	if !ok {
-		return s, &apiError{http.StatusBadRequest, "InvalidRequest",
-			"The authorization mechanism you have provided is not supported. Please use " + algorithm + "."}
+		return s, bad("InvalidRequest",
+			"The authorization mechanism you have provided is not supported. Please use "+algorithm+".")
 	}
 	fields := map[string]string{}
 	for part := range strings.SplitSeq(rest, ",") {
@@ -161,9 +160,7 @@ func parseAuthorization(text string) (s signature, err error) {
 }
 
 func parsePresigned(query url.Values) (s signature, err error) {
-	malformed := func(text string) error {
-		return &apiError{http.StatusBadRequest, "AuthorizationQueryParametersError", text}
-	}
+	malformed := func(text string) error { return bad("AuthorizationQueryParametersError", text) }
 	for _, name := range []string{"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "X-Amz-Date",
 		"X-Amz-SignedHeaders", "X-Amz-Expires"} {
 		if len(query[name]) != 1 {
