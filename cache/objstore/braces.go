@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -31,63 +32,25 @@ func ExpandBraces(pattern string) ([]string, error) {
 	return expand(nil, groups, make([]string, 0, n)), nil
 }
 
-// expand appends to names what begins with b and goes on with the groups.
-func expand(b []byte, groups []braceGroup, names []string) []string {
+// expand appends to names what begins with b and goes on with one text of each group.
+func expand(b []byte, groups [][]string, names []string) []string {
 	if len(groups) == 0 {
 		return append(names, string(b))
 	}
-	for i := range groups[0].len() {
-		names = expand(groups[0].append(b, i), groups[1:], names)
+	for _, text := range groups[0] {
+		names = expand(append(b, text...), groups[1:], names)
 	}
 	return names
-}
-
-// braceGroup is plain text (a list of one), a list, or a range.
-type braceGroup struct {
-	list        []string // nil for a range
-	first, last int64
-	width       int // of a range's numbers; 0 without padding
-}
-
-func (g *braceGroup) len() int {
-	if g.list != nil {
-		return len(g.list)
-	}
-	return int(max(g.first-g.last, g.last-g.first)) + 1
-}
-
-// longest returns the length of the longest text of the group.
-func (g *braceGroup) longest() int {
-	n := g.width
-	for _, s := range g.list {
-		n = max(n, len(s))
-	}
-	if g.list == nil {
-		n = max(n, len(strconv.FormatInt(max(g.first, g.last), 10)))
-	}
-	return n
-}
-
-// append appends the group's ith text.
-func (g *braceGroup) append(b []byte, i int) []byte {
-	if g.list != nil {
-		return append(b, g.list[i]...)
-	}
-	v := g.first + int64(i)
-	if g.last < g.first {
-		v = g.first - int64(i)
-	}
-	return fmt.Appendf(b, "%0*d", g.width, v)
 }
 
 // braceParts matches plain text, what a brace begins up to the next one, and a closing brace.
 var braceParts = regexp.MustCompile(`[^{}]+|\{[^{}]*[{}]?|\}`)
 
-// parseBraces splits a pattern into groups and returns how many names they make.
-func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
+// parseBraces splits a pattern into groups, the texts of each, and returns how many names they make.
+func parseBraces(pattern string) (groups [][]string, names int, err error) {
 	names, longest := 1, 0
 	for _, part := range braceParts.FindAllString(pattern, -1) {
-		g := braceGroup{list: []string{part}}
+		g := []string{part}
 		switch {
 		case part == "}":
 			err = errors.New("a } without its {")
@@ -104,10 +67,14 @@ func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
 			return nil, 0, err
 		}
 		// Each factor is at most maxNames, so that the product cannot overflow.
-		if names *= g.len(); names > maxNames {
+		if names *= len(g); names > maxNames {
 			return nil, 0, fmt.Errorf("the pattern makes more than %d names", maxNames)
 		}
-		if longest += g.longest(); names*longest > maxNameBytes {
+		n := 0
+		for _, text := range g {
+			n = max(n, len(text))
+		}
+		if longest += n; names*longest > maxNameBytes {
 			return nil, 0, fmt.Errorf("the pattern makes more than %d MiB of names", maxNameBytes>>20)
 		}
 		groups = append(groups, g)
@@ -115,36 +82,42 @@ func parseBraces(pattern string) (groups []braceGroup, names int, err error) {
 	return groups, names, nil
 }
 
-// parseGroup parses the text between two braces.
-func parseGroup(text string) (braceGroup, error) {
+// parseGroup returns what the text between two braces stands for.
+func parseGroup(text string) ([]string, error) {
 	if strings.Contains(text, ",") {
 		list := strings.Split(text, ",")
 		for _, s := range list {
 			if strings.Contains(s, "..") {
-				return braceGroup{}, fmt.Errorf(
-					"{%.60s}: a range in a list is not supported; give it braces of its own", text)
+				return nil, fmt.Errorf("{%.60s}: a range in a list is not supported; give it braces of its own", text)
 			}
 		}
-		return braceGroup{list: list}, nil
+		return list, nil
 	}
 	from, to, isRange := strings.Cut(text, "..")
 	if !isRange {
-		return braceGroup{list: []string{"{" + text + "}"}}, nil
+		return []string{"{" + text + "}"}, nil
 	}
-	g := braceGroup{}
-	var err1, err2 error
-	g.first, err1 = parseEnd(from)
-	g.last, err2 = parseEnd(to)
+	first, err1 := parseEnd(from)
+	last, err2 := parseEnd(to)
 	if err1 != nil || err2 != nil {
-		return braceGroup{}, fmt.Errorf("{%.60s}: a range is {FIRST..LAST}, two numbers of up to 18 digits", text)
+		return nil, fmt.Errorf("{%.60s}: a range is {FIRST..LAST}, two numbers of up to 18 digits", text)
 	}
-	if max(g.first-g.last, g.last-g.first) >= maxNames {
-		return braceGroup{}, fmt.Errorf("{%.60s} makes more than %d names", text, maxNames)
+	low, high := min(first, last), max(first, last)
+	if high-low >= maxNames {
+		return nil, fmt.Errorf("{%.60s} makes more than %d names", text, maxNames)
 	}
+	width := 0 // without padding
 	if (len(from) > 1 && from[0] == '0') || (len(to) > 1 && to[0] == '0') {
-		g.width = max(len(from), len(to))
+		width = max(len(from), len(to))
 	}
-	return g, nil
+	var list []string
+	for v := low; v <= high; v++ {
+		list = append(list, fmt.Sprintf("%0*d", width, v))
+	}
+	if last < first {
+		slices.Reverse(list)
+	}
+	return list, nil
 }
 
 func parseEnd(s string) (int64, error) {
