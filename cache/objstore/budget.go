@@ -83,7 +83,6 @@ func (b *bucket) fill(now time.Time) {
 	}
 }
 
-// take takes a token if p may.
 func (b *bucket) take(p Priority, now time.Time) bool {
 	b.fill(now)
 	if b.tokens < b.need(p) {
@@ -199,9 +198,6 @@ func (b *Budget) Stats() *BudgetStats {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.bucket.fill(b.now())
-	return &BudgetStats{
-		PerHour: b.bucket.perHour, Left: int64(b.bucket.tokens), WaitingDemand: b.queue[Demand].Len(),
-		WaitingPrefetch: b.queue[Prefetch].Len(),
-		Waits:           b.waits, WaitSeconds: b.waited.Seconds(),
-	}
+	return &BudgetStats{PerHour: b.bucket.perHour, Left: int64(b.bucket.tokens), WaitingDemand: b.queue[Demand].Len(),
+		WaitingPrefetch: b.queue[Prefetch].Len(), Waits: b.waits, WaitSeconds: b.waited.Seconds()}
 }

@@ -33,14 +33,10 @@ func NewCircuit(now func() time.Time, changed func(cause error)) *Circuit {
 func (c *Circuit) Enter() (probe, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.pause == 0:
-		return false, true
-	case c.probing || c.now().Before(c.until):
-		return false, false
-	}
-	c.probing = true
-	return true, true
+	ok = c.ready()
+	probe = ok && c.pause > 0
+	c.probing = c.probing || probe
+	return probe, ok
 }
 
 // Withdraw ends a request that says nothing about the other side.
@@ -73,8 +69,10 @@ func (c *Circuit) Leave(probe bool, err error) {
 func (c *Circuit) Ready() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.pause == 0 || !c.probing && !c.now().Before(c.until)
+	return c.ready()
 }
+
+func (c *Circuit) ready() bool { return c.pause == 0 || !c.probing && !c.now().Before(c.until) }
 
 // IsOpen reports whether the last request that counts failed.
 func (c *Circuit) IsOpen() bool {

@@ -254,12 +254,8 @@ func appendETag(b []byte, mtimeNs, size int64, inode uint64) []byte {
 
 func fileObject(key string, fi fs.FileInfo) Object {
 	inode := fi.Sys().(*syscall.Stat_t).Ino
-	return Object{
-		Key:     key,
-		Size:    fi.Size(),
-		ETag:    string(appendETag(make([]byte, 0, etagMax), fi.ModTime().UnixNano(), fi.Size(), inode)),
-		ModTime: fi.ModTime(),
-	}
+	etag := appendETag(make([]byte, 0, etagMax), fi.ModTime().UnixNano(), fi.Size(), inode)
+	return Object{Key: key, Size: fi.Size(), ETag: string(etag), ModTime: fi.ModTime()}
 }
 
 // List implements [Reader].

@@ -94,7 +94,6 @@ type latencies struct {
 
 func classOf(n int64) int { return min(bits.Len64(uint64(max(0, n-1))>>14+1)/2, hedgeClasses-1) }
 
-// record counts d.
 func (l *latencies) record(d time.Duration) {
 	b := bucketOf(uint64(max(0, d.Microseconds())))
 	l.recent[b]++
@@ -305,7 +304,6 @@ func (r *read) finish(err error) error {
 	return err
 }
 
-// ended counts a finished read.
 func (h *Hedger) ended(r *read, took time.Duration, err error, won bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -14,7 +14,6 @@ type each struct {
 	do func(ctx context.Context, r request, f func(ctx context.Context) error) error
 }
 
-// request describes one request to decorators.
 type request struct {
 	op    string // as in [Error]
 	class int    // as a [Meter] counts it
@@ -105,7 +104,6 @@ func (e *each) Delete(ctx context.Context, key, etag string) error {
 	})
 }
 
-// eachStep is an upload under each.
 type eachStep struct {
 	Upload
 	e    *each

@@ -156,7 +156,6 @@ func (l *Limiter) leave(p Priority) {
 	}
 }
 
-// request does a request when it has a place.
 func (l *Limiter) request(ctx context.Context, r request, f func(ctx context.Context) error) (err error) {
 	class, _, err := l.wait(ctx)
 	if err != nil {

@@ -149,7 +149,6 @@ func (m *Meter) end(ctx context.Context, op int, err error) {
 	m.outcomes[op][outcome].Add(1)
 }
 
-// request does a request and counts it.
 func (m *Meter) request(ctx context.Context, r request, f func(ctx context.Context) error) error {
 	m.begin(r.class)
 	start := time.Now()

@@ -150,10 +150,8 @@ func KindOf(err error) Kind {
 
 // Exists is the error of PutNew for a key that exists.
 func Exists(key string) error {
-	return &Error{
-		Op: "put", Key: key, Kind: KindExists, Err: errors.New("an object with this key exists"),
-		Remedy: "choose another destination, or delete the object first",
-	}
+	return &Error{Op: "put", Key: key, Kind: KindExists, Err: errors.New("an object with this key exists"),
+		Remedy: "choose another destination, or delete the object first"}
 }
 
 // CheckRange returns KindInvalid unless [off, off+n) lies inside the object.
@@ -162,10 +160,8 @@ func CheckRange(o Object, n int, off int64) error {
 	if off >= 0 && off <= o.Size && int64(n) <= o.Size-off {
 		return nil
 	}
-	return &Error{
-		Op: "read", Key: o.Key, Kind: KindInvalid,
-		Err: fmt.Errorf("range of %d bytes at %d is not inside the object's %d bytes", n, off, o.Size),
-	}
+	return &Error{Op: "read", Key: o.Key, Kind: KindInvalid,
+		Err: fmt.Errorf("range of %d bytes at %d is not inside the object's %d bytes", n, off, o.Size)}
 }
 
 // RemedyChanged is the remedy for a changed object.
@@ -177,10 +173,8 @@ func Changed(o Object, etag string) error {
 	if etag != "" {
 		cause = fmt.Errorf("the store now holds ETag %s, the dataset has %s", etag, o.ETag)
 	}
-	return &Error{
-		Op: "read", Key: o.Key, Kind: KindChanged, Err: cause,
-		Remedy: RemedyChanged,
-	}
+	return &Error{Op: "read", Key: o.Key, Kind: KindChanged, Err: cause,
+		Remedy: RemedyChanged}
 }
 
 // Priority orders the requests that wait for a connection.

@@ -86,7 +86,6 @@ func (s Source) ShardKeys() []string {
 	return names
 }
 
-// shardSuffix ends the name of a shard.
 const shardSuffix = ".tar"
 
 // ParseSource parses s3://BUCKET[/PREFIX], file:///DIR or a path. It accesses no file and no store. Everything after
@@ -158,7 +157,6 @@ func ParseSource(text string) (Source, error) {
 	return src, nil
 }
 
-// splitShards splits off the pattern of shards.
 func splitShards(path string) (folder, shards string, err error) {
 	folder = path
 	if i := strings.LastIndexByte(path, '/') + 1; strings.HasSuffix(path, shardSuffix) {
@@ -217,7 +215,6 @@ func CreateDir(dst Source) error {
 	return e
 }
 
-// checkFolder returns an error unless path is a folder.
 func checkFolder(path string) error {
 	fi, err := os.Stat(path)
 	if err == nil && !fi.IsDir() {

@@ -27,12 +27,11 @@ type RetryPolicy struct {
 	// Total is the time from the start of the first try, tries and sleeps together, after which the request fails. For
 	// a listing it restarts with each key. Default 2 min.
 	Total time.Duration
-	// TryTimeout ends one try of a request that hangs. Defaults 30 s, and 1 MiB/s for MinRate: a request that reads or
-	// writes n bytes gets n/MinRate in addition to Total and TryTimeout, and so do a Copy of n bytes and the Complete
-	// of an upload of n bytes, since some servers copy them, and its Resume. Tries of listings and of Uploads are not
-	// ended: the caller's loop runs inside them, or they are many requests, and their store bounds each page.
+	// TryTimeout ends one try of a request that hangs. Default 30 s. A request that reads or writes n bytes gets
+	// n/minRate in addition to Total and TryTimeout, and so do a Copy of n bytes and the Complete of an upload of n
+	// bytes, since some servers copy them, and its Resume. Tries of listings and of Uploads are not ended: the caller's
+	// loop runs inside them, or they are many requests, and their store bounds each page.
 	TryTimeout time.Duration
-	MinRate    int64 // bytes/s
 
 	// Budget delays tries of reads and Stats; their time starts after that. nil: no delay.
 	Budget *Budget
@@ -53,7 +52,6 @@ func (p RetryPolicy) withDefaults() RetryPolicy {
 	p.Cap = cmp.Or(p.Cap, 5*time.Second)
 	p.Total = cmp.Or(p.Total, 2*time.Minute)
 	p.TryTimeout = cmp.Or(p.TryTimeout, 30*time.Second)
-	p.MinRate = cmp.Or(p.MinRate, 1<<20)
 	if p.Rand == nil {
 		p.Rand = rand.Float64
 	}
@@ -136,7 +134,7 @@ func (a *attempts) again(ctx context.Context, err error) error {
 	pause = time.Duration(t.p.Rand() * float64(pause))
 	now := time.Now()
 	spent := now.Sub(a.start) - a.held
-	left := t.limit(t.p.Total, a.bytes) - spent
+	left := limit(t.p.Total, a.bytes) - spent
 	if a.n >= t.p.Tries || pause >= left {
 		t.gaveUp.Add(1)
 		if a.n == 1 {
@@ -184,21 +182,23 @@ func (t *Retrier) pause(ctx context.Context, now time.Time, d, most time.Duratio
 // gave up.
 var errTryTimeout = errors.New("no answer in time")
 
+const minRate = 1 << 20 // bytes/s
+
 // limit extends a time d for a request that moves n bytes.
-func (t *Retrier) limit(d time.Duration, n int64) time.Duration {
-	return d + time.Duration(float64(n)/float64(t.p.MinRate)*float64(time.Second))
+func limit(d time.Duration, n int64) time.Duration {
+	return d + time.Duration(float64(n)/minRate*float64(time.Second))
 }
 
 // try runs f under the timeout of one try, or the rest of the request's time.
 func (a *attempts) try(ctx context.Context, op, key string, f func(ctx context.Context) error) error {
 	t := a.t
-	limit := min(t.limit(t.p.TryTimeout, a.bytes), t.limit(t.p.Total, a.bytes)-time.Since(a.start)+a.held)
-	tctx, cancel := context.WithTimeoutCause(ctx, limit, errTryTimeout)
+	most := min(limit(t.p.TryTimeout, a.bytes), limit(t.p.Total, a.bytes)-time.Since(a.start)+a.held)
+	tctx, cancel := context.WithTimeoutCause(ctx, most, errTryTimeout)
 	defer cancel()
 	err := f(tctx)
 	if err != nil && ctx.Err() == nil && tctx.Err() != nil && KindOf(err) == KindOther {
 		return &Error{Op: op, Key: key, Kind: KindTransient,
-			Err: fmt.Errorf("no answer within %v", limit.Round(time.Millisecond))}
+			Err: fmt.Errorf("no answer within %v", most.Round(time.Millisecond))}
 	}
 	return err
 }

@@ -145,7 +145,7 @@ func TestRetryHang(t *testing.T) {
 		o := m.PutBytes("k", make([]byte, 2<<20))
 		meter := objstore.NewMeter(Fault(t, m, "* k 1 stall"))
 		r := objstore.Retry(meter,
-			objstore.RetryPolicy{TryTimeout: 5 * time.Second, MinRate: 1 << 20, Rand: func() float64 { return 0 }})
+			objstore.RetryPolicy{TryTimeout: 5 * time.Second, Rand: func() float64 { return 0 }})
 		start := time.Now()
 		if err := r.ReadAt(t.Context(), o, make([]byte, 2<<20), 0); err != nil {
 			t.Fatal(err)

@@ -178,11 +178,9 @@ func CheckSpans(o Object, spans []Span) error {
 			return err
 		}
 		if len(s.P) == 0 || s.Off < end {
-			return &Error{
-				Op: "read", Key: o.Key, Kind: KindInvalid,
+			return &Error{Op: "read", Key: o.Key, Kind: KindInvalid,
 				Err: fmt.Errorf("span %d of %d, %d bytes at %d, is empty or begins before %d",
-					i, len(spans), len(s.P), s.Off, end),
-			}
+					i, len(spans), len(s.P), s.Off, end)}
 		}
 		end = s.Off + int64(len(s.P))
 	}
@@ -250,9 +248,7 @@ func (p PartPlan) Missing(n int) error {
 
 // Gone is the error of an upload that has ended.
 func (p PartPlan) Gone() error {
-	return &Error{
-		Op: "put", Key: p.Key, Kind: KindNotFound,
+	return &Error{Op: "put", Key: p.Key, Kind: KindNotFound,
 		Err:    errors.New("the upload is no longer there: it was aborted, here or by another process"),
-		Remedy: "begin it again",
-	}
+		Remedy: "begin it again"}
 }

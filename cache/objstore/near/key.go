@@ -41,7 +41,6 @@ const (
 	longestNote = 2000
 )
 
-// noteOf makes the note of a copy.
 func noteOf(o objstore.Object, copyKey string, data []byte) note {
 	n := note{size: int64(len(data)), id: path.Base(copyKey), etag: o.ETag, key: o.Key}
 	for ; len(data) > 0; data = data[min(granuleSize, len(data)):] {

@@ -154,7 +154,6 @@ func (t *Tier) Stats() Stats {
 	return s
 }
 
-// count adds to one of the stats.
 func (t *Tier) count(of *int64, n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -233,7 +232,6 @@ type part struct {
 	got   outcome
 }
 
-// partsOf divides a read by units.
 func (s *store) partsOf(o objstore.Object, spans []objstore.Span) (parts []*part) {
 	var q *part
 	for _, sp := range spans {
@@ -330,7 +328,6 @@ func (t *Tier) read(ctx context.Context, q *part) (answered bool) {
 	return err == nil
 }
 
-// hit counts a part that was read.
 func (t *Tier) hit(q *part) {
 	q.got = hit
 	t.count(&t.stats.Hits, 1)

@@ -14,7 +14,6 @@ const (
 	mostParts = 4096            // units whose parts are counted; 16 GiB
 )
 
-// job is a copy to be put.
 type job struct {
 	o       objstore.Object
 	key     string
@@ -135,7 +134,6 @@ func (u *queue) work() {
 	u.workers--
 }
 
-// put puts one copy.
 func (u *queue) put(j *job) {
 	t := u.t
 	probe, ok := t.putting.Enter()

@@ -172,7 +172,6 @@ func source(provider func() (aws.CredentialsProvider, error)) keySource {
 	}
 }
 
-// ofProfile returns the provider of the profile.
 func (c *awsChain) ofProfile() (aws.CredentialsProvider, error) {
 	p, err := loadProfile(c.getenv, c.profile)
 	if err == nil && p.Profile == "" {

@@ -181,7 +181,6 @@ func doubtful(r minio.ErrorResponse) bool {
 	return refusal(r.Code)
 }
 
-// answer classifies an error answer of the server.
 func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
 	v, known := s3Codes[r.Code]
 	if !known {

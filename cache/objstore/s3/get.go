@@ -27,7 +27,6 @@ type getter struct {
 	s      *Store
 }
 
-// newGetter returns a getter for the store's bucket at host.
 func newGetter(s *Store, host, region string) *getter {
 	config := cmp.Or(s.transport.TLSClientConfig, &tls.Config{MinVersion: tls.VersionTLS12})
 	return &getter{
@@ -102,7 +101,6 @@ func visible(s string) bool {
 // maxErrorText is the most bytes read of an error's body. S3's errors have 300.
 const maxErrorText = 64 << 10
 
-// errorAnswer returns an error answer as an error of minio-go.
 func errorAnswer(h *answerHead, text []byte) error {
 	e := minio.ErrorResponse{StatusCode: h.status}
 	if err := xml.Unmarshal(text, &e); err != nil {

@@ -27,15 +27,11 @@ func checkCustomerKey(k objstore.CustomerKey, at *url.URL) error {
 
 // The headers of SSE-C and of requester pays.
 const (
-	headerPayer     = "X-Amz-Request-Payer"
-	headerAlgorithm = "X-Amz-Server-Side-Encryption-Customer-Algorithm"
-	headerKey       = "X-Amz-Server-Side-Encryption-Customer-Key"
-	headerKeyMD5    = "X-Amz-Server-Side-Encryption-Customer-Key-Md5"
-	payerRequester  = "requester"
-	algorithmAES    = "AES256"
+	headerPayer    = "X-Amz-Request-Payer"
+	headerKey      = "X-Amz-Server-Side-Encryption-Customer-Key"
+	payerRequester = "requester"
 )
 
-// header is a header of a request.
 type header struct{ name, value string }
 
 // keyHeaders returns the headers of a customer's key, in the order of their names.
@@ -45,9 +41,9 @@ func keyHeaders(k objstore.CustomerKey) []header {
 	}
 	sum := md5.Sum(k.Bytes()) //nolint:gosec // see the import
 	return []header{
-		{headerAlgorithm, algorithmAES},
+		{"X-Amz-Server-Side-Encryption-Customer-Algorithm", "AES256"},
 		{headerKey, base64.StdEncoding.EncodeToString(k.Bytes())},
-		{headerKeyMD5, base64.StdEncoding.EncodeToString(sum[:])},
+		{headerKey + "-Md5", base64.StdEncoding.EncodeToString(sum[:])},
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// keySource fetches credentials.
 type keySource func(ctx context.Context) (aws.Credentials, error)
 
 // keyring holds the credentials of a store. It fetches new ones before they expire, and when the store refuses them:
@@ -140,7 +139,6 @@ func await(ctx context.Context, over <-chan struct{}) {
 	}
 }
 
-// accept records that the store has accepted credentials.
 func (k *keyring) accept() {
 	if !k.accepted.Load() {
 		k.accepted.Store(true)

@@ -3,13 +3,12 @@ package s3
 import (
 	"context"
 	"errors"
-	"io"
 	"net/http"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// headerNote is user metadata: one line that is stored with an object.
+// headerNote is user metadata: one line that is stored with an object, its author or the note of a copy.
 const headerNote = "X-Amz-Meta-Shoal"
 
 // GetNoted fills p with the bytes from off of the current version of an object of size bytes, whatever its ETag, and
@@ -40,16 +39,7 @@ func (s *Store) GetNoted(ctx context.Context, key string, size int64, p []byte, 
 		return "", &objstore.Error{Op: "read", Key: key, Kind: objstore.KindChanged, Err: errors.New(
 			"the object has another size, or the answer another range")}
 	}
-	body := a.body
-	if a.length < 0 {
-		body = &sizedBody{body, n}
-	}
-	read, err := io.ReadFull(body, p)
-	s.counts.received.Add(int64(read))
-	if err != nil {
-		return "", shortBody(ctx, o, int64(read), n, err)
-	}
-	return a.note, nil
+	return a.note, s.fill(ctx, o, &a, []objstore.Span{{Off: off, P: p}})
 }
 
 // PutNoted stores data with a note, by one PUT. With onlyNew it fails with KindExists if the object exists.
@@ -57,12 +47,13 @@ func (s *Store) PutNoted(ctx context.Context, key string, data []byte, note stri
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	ctx = objstore.WithAuthor(ctx, note)
 	if onlyNew {
-		_, err := s.putNew(ctx, key, data, note)
+		_, err := s.PutNew(ctx, key, data)
 		return err
 	}
 	g := s.keys.generation()
-	if _, err := s.put(ctx, key, data, note, false); err != nil {
+	if _, err := s.put(ctx, key, data, false); err != nil {
 		return s.fail(ctx, g, "put", s.url(key), err)
 	}
 	return nil

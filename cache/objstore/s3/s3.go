@@ -24,12 +24,9 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// Config sets the bucket, endpoint and credentials. Empty fields come from the AWS environment: AWS_ENDPOINT_URL_S3,
-// AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN,
-// AWS_PROFILE, AWS_CONFIG_FILE, AWS_SHARED_CREDENTIALS_FILE, AWS_CA_BUNDLE, AWS_NO_SIGN_REQUEST, container, web
-// identity and instance roles.
+// Config sets the bucket, endpoint and credentials. Empty fields come from the environment, as with the AWS tools.
 type Config struct {
-	// Getenv reads these variables, and HOME; nil means [os.Getenv]. It does not apply to a profile's
+	// Getenv reads the AWS variables, and HOME; nil means [os.Getenv]. It does not apply to a profile's
 	// credential_process, which runs in this process's environment, to tokens of `aws sso login`, which are in its
 	// home, and to HTTP_PROXY and the like.
 	Getenv func(name string) string
@@ -194,11 +191,9 @@ func (s *Store) Check(ctx context.Context) error {
 	return objstore.FastFail.Do(ctx, "check", s.url(""), func(tctx context.Context) error {
 		err := s.probeEither(tctx)
 		if err != nil && ctx.Err() == nil && !is[*objstore.Error](err) { // the try's own timeout
-			err = &objstore.Error{
-				Op: "check", Key: s.url(""), Kind: objstore.KindTransient,
+			err = &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindTransient,
 				Err:    fmt.Errorf("no answer within %v", objstore.FastFail.TryTimeout),
-				Remedy: fmt.Sprintf(remedyReach, s.endpoint),
-			}
+				Remedy: fmt.Sprintf(remedyReach, s.endpoint)}
 		}
 		return err
 	})
@@ -254,11 +249,9 @@ const weakPrefix = "weak-"
 func (s *Store) object(op string, info minio.ObjectInfo) (objstore.Object, error) {
 	o := objstore.Object{Key: info.Key, Size: info.Size, ETag: etagOf(info), ModTime: info.LastModified}
 	if marker := o.Size == 0 && strings.HasSuffix(o.Key, "/"); info.ETag == "" && !s.weakETag && !marker {
-		return objstore.Object{}, &objstore.Error{
-			Op: op, Key: info.Key, Kind: objstore.KindInvalid,
+		return objstore.Object{}, &objstore.Error{Op: op, Key: info.Key, Kind: objstore.KindInvalid,
 			Err:    errors.New("the store returns no ETag for this object"),
-			Remedy: "upload it again through the S3 API, or use --store weak-etag to go by size and time",
-		}
+			Remedy: "upload it again through the S3 API, or use --store weak-etag to go by size and time"}
 	}
 	return o, nil
 }
@@ -294,12 +287,20 @@ func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 	if err := ctx.Err(); err != nil || len(spans) == 0 {
 		return err
 	}
-	length := objstore.SpansLength(spans)
-	body, err := s.get(ctx, o, spans[0].Off, length)
+	a, err := s.get(ctx, o, spans[0].Off, objstore.SpansLength(spans))
 	if err != nil {
 		return err
 	}
-	defer body.Close()
+	defer a.body.Close()
+	return s.fill(ctx, o, &a, spans)
+}
+
+// fill reads the body of an answer, which begins with the first span.
+func (s *Store) fill(ctx context.Context, o objstore.Object, a *answer, spans []objstore.Span) (err error) {
+	body, length := a.body, objstore.SpansLength(spans)
+	if a.length < 0 {
+		body = &sizedBody{body, length}
+	}
 	var n int64
 	defer func() { s.counts.received.Add(n) }()
 	for _, span := range spans {
@@ -312,28 +313,20 @@ func (s *Store) ReadSpans(ctx context.Context, o objstore.Object, spans []objsto
 			m, err = io.ReadFull(body, span.P)
 			n += int64(m)
 		}
-		if err != nil {
-			return shortBody(ctx, o, n, length, err)
+		if cerr := ctx.Err(); err != nil && cerr != nil {
+			return cerr
+		} else if err != nil {
+			return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient,
+				Err: fmt.Errorf("body ended after %d of %d bytes: %w", n, length, err)}
 		}
 	}
 	return nil
 }
 
-func shortBody(ctx context.Context, o objstore.Object, n, length int64, err error) error {
-	if cerr := ctx.Err(); cerr != nil {
-		return cerr
-	}
-	return &objstore.Error{
-		Op: "read", Key: o.Key, Kind: objstore.KindTransient,
-		Err: fmt.Errorf("body ended after %d of %d bytes: %w", n, length, err),
-	}
-}
-
-// get requests length bytes from off of the version o and returns the body once the answer's head announces exactly
-// that.
-func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (io.ReadCloser, error) {
+// get requests length bytes from off of the version o and returns the answer once its head announces exactly that.
+func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (a answer, err error) {
 	if !validKey(o.Key) {
-		return nil, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindNotFound, Err: errKey}
+		return a, &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindNotFound, Err: errKey}
 	}
 	var etag, rangeOf string
 	if length != o.Size {
@@ -347,19 +340,15 @@ func (s *Store) get(ctx context.Context, o objstore.Object, off, length int64) (
 		version = s.versions.of(o)
 	}
 	g := s.keys.generation()
-	a, err := s.ask(ctx, o.Key, etag, rangeOf, version)
-	if err != nil {
-		return nil, s.orPinned(ctx, o, version, s.fail(ctx, g, "read", o.Key, err))
+	if a, err = s.ask(ctx, o.Key, etag, rangeOf, version); err != nil {
+		return a, s.orPinned(ctx, o, version, s.fail(ctx, g, "read", o.Key, err))
 	}
 	s.keys.accept()
 	if err := s.checkAnswer(o, off, length, &a); err != nil {
 		_ = a.body.Close()
-		return nil, s.orPinned(ctx, o, version, err)
+		return a, s.orPinned(ctx, o, version, err)
 	}
-	if a.length < 0 {
-		a.body = &sizedBody{a.body, length}
-	}
-	return a.body, nil
+	return a, nil
 }
 
 // ask sends a GET. etag, rangeOf or version may be empty. Its errors are minio-go's.
@@ -427,11 +416,9 @@ func (s *Store) checkAnswer(o objstore.Object, off, n int64, a *answer) error {
 		}
 	} else {
 		if a.status == http.StatusOK {
-			return &objstore.Error{
-				Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
+			return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindInvalid,
 				Err:    errors.New("the server answered a request for a range with the whole object"),
-				Remedy: "use a store, and proxies in front of it, that serve Range requests: " + s.endpoint,
-			}
+				Remedy: "use a store, and proxies in front of it, that serve Range requests: " + s.endpoint}
 		}
 		first, last, size, ok := parseContentRange(a.contentRange)
 		switch {

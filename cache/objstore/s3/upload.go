@@ -95,13 +95,13 @@ func (b *lentBody) end() {
 }
 
 // put stores data by one PUT. Its errors are for fail.
-func (s *Store) put(ctx context.Context, key string, data []byte, note string, onlyNew bool) (objstore.Object, error) {
+func (s *Store) put(ctx context.Context, key string, data []byte, onlyNew bool) (objstore.Object, error) {
 	crc, md5Sum := s.checksum(data)
 	opts := minio.PutObjectOptions{DisableContentSha256: true, UserMetadata: map[string]string{}}
 	if crc != "" {
 		opts.UserMetadata[crcHeader] = crc
 	}
-	if note = cmp.Or(note, objstore.AuthorOf(ctx)); note != "" {
+	if note := objstore.AuthorOf(ctx); note != "" {
 		opts.UserMetadata[headerNote] = note
 	}
 	if onlyNew {
@@ -139,15 +139,11 @@ func checkPut(ctx context.Context, key string) error {
 
 // PutNew implements [objstore.Uploader]: one PUT with If-None-Match: *.
 func (s *Store) PutNew(ctx context.Context, key string, data []byte) (objstore.Object, error) {
-	return s.putNew(ctx, key, data, "")
-}
-
-func (s *Store) putNew(ctx context.Context, key string, data []byte, note string) (objstore.Object, error) {
 	if err := checkPut(ctx, key); err != nil {
 		return objstore.Object{}, err
 	}
 	g := s.keys.generation()
-	o, err := s.put(ctx, key, data, note, true)
+	o, err := s.put(ctx, key, data, true)
 	if err == nil {
 		return o, nil
 	}
@@ -305,11 +301,9 @@ func (u *upload) Part(ctx context.Context, n int, p []byte) error {
 	case err != nil:
 		return u.s.fail(ctx, g, "put", u.s.url(u.Key), err)
 	case part.ETag == "":
-		return &objstore.Error{
-			Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid,
+		return &objstore.Error{Op: "put", Key: u.s.url(u.Key), Kind: objstore.KindInvalid,
 			Err:    fmt.Errorf("the server returned no ETag for part %d", n),
-			Remedy: "use a store, and proxies in front of it, that serve multipart uploads",
-		}
+			Remedy: "use a store, and proxies in front of it, that serve multipart uploads"}
 	}
 	done := minio.CompletePart{PartNumber: n + 1, ETag: part.ETag}
 	if part.ChecksumCRC32C != "" { // otherwise the server does not support checksums, nor the element
@@ -367,7 +361,7 @@ func (u *upload) complete(ctx context.Context) (objstore.Object, error) {
 				return objstore.Object{}, err
 			}
 		}
-		o, err := u.s.put(ctx, u.Key, u.small, "", false)
+		o, err := u.s.put(ctx, u.Key, u.small, false)
 		if minio.ToErrorResponse(err).StatusCode == http.StatusPreconditionFailed {
 			return objstore.Object{}, objstore.Changed(old, "")
 		} else if err != nil {

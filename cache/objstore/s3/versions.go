@@ -116,10 +116,8 @@ func (s *Store) orPinned(ctx context.Context, o objstore.Object, id string, err 
 		case objstore.KindDenied:
 			s.versions.remember(o, pinnedVersion{})
 			s.versions.rest(forbidden)
-			return &objstore.Error{
-				Op: "read", Key: o.Key, Kind: objstore.KindChanged, Err: err,
-				Remedy: objstore.RemedyChanged + "; to read the old version, the credentials need s3:GetObjectVersion",
-			}
+			return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindChanged, Err: err,
+				Remedy: objstore.RemedyChanged + "; to read the old version, the credentials need s3:GetObjectVersion"}
 		}
 		return err
 	}
@@ -142,10 +140,8 @@ func (s *Store) orPinned(ctx context.Context, o objstore.Object, id string, err 
 			return err
 		}
 	}
-	return &objstore.Error{
-		Op: "read", Key: o.Key, Kind: objstore.KindTransient, AtOnce: true,
-		Err: errors.New("it was overwritten or deleted; the version that was listed is requested"),
-	}
+	return &objstore.Error{Op: "read", Key: o.Key, Kind: objstore.KindTransient, AtOnce: true,
+		Err: errors.New("it was overwritten or deleted; the version that was listed is requested")}
 }
 
 // findVersion lists the versions of o's key and remembers the one with its ETag. It returns "" if there is none.

@@ -4,20 +4,13 @@ package stores
 import (
 	"context"
 	"errors"
-	"log/slog"
 
 	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 )
 
-// Options configure [Open]. The zero value takes everything from the AWS environment.
-type Options struct {
-	Store    objstore.StoreOptions
-	Endpoint string // of a bucket, whatever the environment says; empty: as that says
-	// Getenv reads the AWS variables, and HOME for the profile files; nil means [os.Getenv].
-	Getenv func(name string) string
-	Logger *slog.Logger // of what happens to credentials; nil: none
-}
+// Options configure [Open], which sets the bucket. The zero value takes everything from the AWS environment.
+type Options = s3.Config
 
 // Open returns the store that text names, without decorators, and the place of the dataset in it. It reads
 // credentials and configuration but does not contact the store; Check does that. For a source of tar shards the store
@@ -38,11 +31,9 @@ func Create(ctx context.Context, text string, o Options) (objstore.Store, objsto
 		return nil, objstore.Source{}, err
 	}
 	if dst.Shards != "" {
-		return nil, objstore.Source{}, &objstore.Error{
-			Op: "open", Key: dst.String(), Kind: objstore.KindInvalid,
+		return nil, objstore.Source{}, &objstore.Error{Op: "open", Key: dst.String(), Kind: objstore.KindInvalid,
 			Err:    errors.New("a destination is a prefix or a folder, not the name of a shard"),
-			Remedy: "leave out " + dst.Shards + ", or end it with / if it is a folder",
-		}
+			Remedy: "leave out " + dst.Shards + ", or end it with / if it is a folder"}
 	}
 	if dst.Scheme == "file" {
 		if err := objstore.CreateDir(dst); err != nil {
@@ -60,8 +51,8 @@ func open(ctx context.Context, src objstore.Source, o Options) (objstore.Store, 
 		}
 		return d, src, nil
 	}
-	s, err := s3.New(ctx,
-		s3.Config{Bucket: src.Bucket, Endpoint: o.Endpoint, Store: o.Store, Getenv: o.Getenv, Logger: o.Logger})
+	o.Bucket = src.Bucket
+	s, err := s3.New(ctx, o)
 	if err != nil {
 		return nil, objstore.Source{}, err
 	}
