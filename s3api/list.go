@@ -228,9 +228,7 @@ func (t *tree) page(l *listing, bucket, root string, unknown time.Time) listResu
 }
 
 // modified is a file's time, or the one for files without.
-func modified(t, unknown time.Time) time.Time {
-	return cmp.Or(t, unknown).UTC()
-}
+func modified(t, unknown time.Time) time.Time { return cmp.Or(t, unknown).UTC() }
 
 // list answers a listing from the manifest, if that shows all that the origin has there.
 func (d *dataset) list(w http.ResponseWriter, r *http.Request, q url.Values) error {

@@ -128,7 +128,14 @@ func (b *Budget) draw(p Priority) bool {
 	if b.bucket.take(p, b.now()) {
 		return true
 	}
-	b.wake(b.bucket.until(p))
+	if b.timer != nil {
+		b.timer.Stop()
+	}
+	b.timer = time.AfterFunc(max(b.bucket.until(p), leastWake), func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.dispatch()
+	})
 	return false
 }
 
@@ -148,17 +155,6 @@ func (b *Budget) putBack(Priority) { b.bucket.tokens = min(b.bucket.size, b.buck
 
 // leastWake avoids a timer if tokens come faster than it.
 const leastWake = time.Millisecond
-
-func (b *Budget) wake(after time.Duration) {
-	if b.timer != nil {
-		b.timer.Stop()
-	}
-	b.timer = time.AfterFunc(max(after, leastWake), func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.dispatch()
-	})
-}
 
 // quiet is the time between two warnings.
 const quiet = time.Minute

@@ -144,7 +144,9 @@ func (t *Tier) Stats() Stats {
 	t.mu.Unlock()
 	s.Tier, s.State = t.cfg.Name, "on"
 	s.Median, s.P99 = t.latency.Quantile(0.5).Seconds(), t.latency.Quantile(0.99).Seconds()
-	s.Queued += t.queue.used()
+	t.queue.mu.Lock()
+	s.Queued += t.queue.memory
+	t.queue.mu.Unlock()
 	switch {
 	case t.reading.IsOpen():
 		s.State = "away"

@@ -42,12 +42,6 @@ type queue struct {
 	noCondition bool // the store refuses If-None-Match
 }
 
-func (u *queue) used() int64 {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return u.memory
-}
-
 // copy fills a part from a copy that is still to be put.
 func (u *queue) copy(q *part) bool {
 	u.mu.Lock()
