@@ -41,7 +41,8 @@ type Process struct {
 	subproc.Controlled[Stats, Options]
 }
 
-// Spawn runs command (a program that calls [Main], and its first arguments) as a proxy before upstream and returns when it accepts connections. It dies with this process.
+// Spawn runs command (a program that calls [Main], and its first arguments) as a proxy before upstream and returns when
+// it accepts connections. It dies with this process.
 func Spawn(ctx context.Context, command []string, upstream string, o Options) (*Process, error) {
 	options, err := json.Marshal(o)
 	if err != nil {
