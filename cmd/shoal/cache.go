@@ -302,21 +302,30 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 var none, _ = order.Parse("none")
 
 // titles are what the catalog calls datasets: a source in a bucket, its endpoint, or another source, and what else
-// engine.Config says.
-var titles = regexp.MustCompile(`(?s)^(?:(s3://.*)\?endpoint=(\S*)|(\S*))( as csv)?(?: for (.*))?$`)
+// engine.Config says: that it is rows, of which columns, and a scope.
+var titles = regexp.MustCompile(
+	`(?s)^(?:(s3://.*)\?endpoint=(\S*)|(\S*))( as csv(?: of (.*?))?)?(?: for ([0-9a-f]{16}))?$`)
 
 func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
-	inv, title := invocationOf(ctx), titles.FindStringSubmatch(d.Source)
-	source := title[1] + title[3]
+	inv := invocationOf(ctx)
 	e, ok := h.Use(d.ID)
 	if !ok {
+		title := titles.FindStringSubmatch(d.Source)
+		if title == nil {
+			return fmt.Errorf("%q was cached by a newer version: mount it with that, and run this again", d.Source)
+		}
 		endpoint, _ := url.QueryUnescape(title[2])
-		cfg := engine.Config{Source: source, Order: none, Samples: "*", Scope: title[5]}
+		cfg := engine.Config{Source: title[1] + title[3], Order: none, Samples: "*", Scope: title[6]}
 		cfg.Getenv = func(name string) string {
 			return cmp.Or(map[string]string{"AWS_ENDPOINT_URL_S3": endpoint}[name], inv.environ(name))
 		}
-		if title[4] != "" {
+		if title[5] != "" {
+			cfg.Samples = engine.Rows + ":" + title[5] + ","
+		} else if title[4] != "" {
 			cfg.Samples = engine.Rows
+		}
+		if cfg.Store, err = new(storeOptions).options(inv); err != nil { // the key of objects under SSE-C
+			return err
 		}
 		if e, err = openEngine(ctx, inv, h, cfg); err != nil {
 			return err
@@ -328,16 +337,16 @@ func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.W
 	bar.Done(human.Count(r.Extents, "extent"))
 	if err == nil && r.Unknown > 0 {
 		err = fmt.Errorf("%s: %d of %s could not be compared: the store has other objects by now, or none (shoal "+
-			"refresh follows it)", source, r.Unknown, human.Count(r.Extents, "extent"))
+			"refresh follows it)", e.Source(), r.Unknown, human.Count(r.Extents, "extent"))
 	}
 	if r.Dropped > 0 {
 		err = errors.Join(err, fmt.Errorf(
 			"%s: %d of %s had other bytes than the store, and were dropped: they are fetched again when they are read",
-			source, r.Dropped, human.Count(r.Extents, "extent")))
+			e.Source(), r.Dropped, human.Count(r.Extents, "extent")))
 	}
 	if err == nil {
 		fmt.Fprintf(out, "%s of %s are as in the store; %s compared byte by byte\n", human.Count(r.Extents, "extent"),
-			source, human.Number(r.Asked))
+			e.Source(), human.Number(r.Asked))
 	}
 	return err
 }

@@ -702,3 +702,24 @@ func TestQuickstartOfAnyFolder(t *testing.T) {
 		t.Errorf("%q, %v: %+v, %v", text, err, src, failed)
 	}
 }
+
+// A dataset of some columns is verified as any other, which its name tells, and with the key of its objects.
+func TestVerifyOfColumns(t *testing.T) {
+	s := newShell(t)
+	s.write("tables/x.csv", "a,b\n1,2\n")
+	for _, samples := range []string{"rows", "rows:a,", "rows:a,b"} {
+		s.must(nil, "warm", "file://"+s.path("tables"), "--samples", samples, "--cache-dir", samples)
+		for range 2 { // which makes no dataset more
+			var list []cacheEntry
+			text := s.must(nil, "cache", "ls", samples, "--json")
+			if err := json.Unmarshal([]byte(text), &list); err != nil || len(list) != 1 {
+				t.Fatal(err, text)
+			}
+			s.must(nil, "cache", "verify", samples, list[0].ID)
+			_, errs, code := s.run([]string{customerKeyVariable + "=short"}, "cache", "verify", samples, list[0].ID)
+			if code == 0 || !strings.Contains(errs, customerKeyVariable) {
+				t.Errorf("%s: exit code %d, %s", samples, code, errs)
+			}
+		}
+	}
+}
