@@ -45,7 +45,6 @@ func cacheCommand() *cobra.Command {
 The directory is the first argument, or --cache-dir. SOURCE is the source as it was mounted, or the first digits
 of the id that ls shows.`,
 		RunE: cli.RunVerbs,
-		Args: cobra.ArbitraryArgs,
 	}
 	cache.crypt.add(c.PersistentFlags())
 	cache.audit.add(c.PersistentFlags())

@@ -51,7 +51,6 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 		Example: `  shoal ckpt /nvme/ckpt s3://models/runs/42
   shoal ckpt wait /nvme/ckpt/step-1000
   shoal ckpt latest s3://models/runs/42`,
-		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0], args[1]) },
 	}
 	f := c.Flags()
@@ -220,7 +219,6 @@ func ckptListCommand() *cobra.Command {
 behind; for DEST (s3://… or file://…) it lists what the bucket has.`,
 		Example: `  shoal ckpt ls /nvme/ckpt
   shoal ckpt ls s3://models/runs/42 --json`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			out := c.OutOrStdout()
 			if !isDest(args[0]) {
@@ -357,7 +355,6 @@ func ckptWaitCommand() *cobra.Command {
 		Long: `Returns when the bucket has all that is now at or below PATH, in a folder that shoal ckpt carries. It waits for files
 being written, and fails if nothing at PATH can be published. --copies 2 waits only until one host may be lost.`,
 		Example: "  shoal ckpt wait /nvme/ckpt/step-1000 --timeout 10m",
-		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			ctx := c.Context()
 			if copies != 1 && copies != 2 {
@@ -405,7 +402,6 @@ func ckptLatestCommand() *cobra.Command {
 		Long: `Prints the newest checkpoint that is complete in the bucket: for DEST its URL; for DIR, a folder that a daemon carries,
 its path. If DEST has no last names, it cannot tell which are complete, and prints the newest one, with a warning.`,
 		Example: "  torchrun train.py --resume \"$(shoal ckpt latest s3://models/runs/42)\"",
-		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if isDest(args[0]) {
 				all, src, err := o.list(c, args[0])

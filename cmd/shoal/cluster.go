@@ -33,7 +33,6 @@ func clusterCommand() *cobra.Command {
 		Long: "The nodes of a cluster are the daemons that were started with the same --cluster (docs/cluster.md). " +
 			"These verbs ask etcd and the nodes.",
 		RunE: cli.RunVerbs,
-		Args: cobra.ArbitraryArgs,
 	}
 	c.AddCommand(clusterListCommand(), clusterDrainCommand(), clusterPlanCommand())
 	return c
@@ -144,7 +143,6 @@ func clusterListCommand() *cobra.Command {
 			"it has read since its start: from the bucket, from other nodes, and from its own disk.",
 		Example: `  shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster ls --cluster etcd://etcd:2379/photos --cluster-cert node.crt --cluster-key node.key --cluster-ca ca.crt --json`,
-		Args: cobra.NoArgs,
 		RunE: o.looking(func(c *cobra.Command, _ []string, l *onlooker) error {
 			nodes := l.nodes(c.Context())
 			if asJSON {
@@ -217,7 +215,6 @@ func clusterDrainCommand() *cobra.Command {
 it from the node instead of the bucket. The node goes on serving its own readers until its daemon ends. A restarted
 daemon is not drained.`,
 		Example: "  shoal cluster drain 1f2e3d4c --cluster etcd://etcd:2379/photos --cluster-insecure",
-		Args:    cobra.ExactArgs(1),
 		RunE: o.looking(func(c *cobra.Command, args []string, l *onlooker) error {
 			n, err := find(l.View().Nodes, args[0])
 			if err == nil {
@@ -245,7 +242,6 @@ because no cache holds it. With --leave and --join, as if that had happened. (sh
 a cluster that does not exist yet.)`,
 		Example: `  shoal cluster plan --cluster etcd://etcd:2379/photos --cluster-insecure
   shoal cluster plan --join 400GiB --cluster etcd://etcd:2379/photos --cluster-insecure`,
-		Args: cobra.NoArgs,
 		RunE: o.looking(func(c *cobra.Command, _ []string, l *onlooker) error {
 			if leave != "" {
 				n, err := find(l.View().Nodes, leave)

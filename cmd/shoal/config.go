@@ -56,7 +56,6 @@ cache-dir. Flags override variables, variables override the file, and the file o
   shoal config mount --memory 4GiB
   shoal config --check shoal.yaml
   shoal config --example > ~/.config/shoal/shoal.yaml`,
-		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
 	}
 	settings.Without(c)

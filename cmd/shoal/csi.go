@@ -33,7 +33,6 @@ share the daemon's memory and cache directory, but no data read with other crede
 
 It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the mounts while the driver is replaced.`,
 		Example: "  shoal csi --node-id $NODE_NAME --cache-dir /var/cache/shoal --cache-size 500GiB",
-		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			inv := invocationOf(c.Context())
 			keeper := os.Getenv(daemon.KeeperEnv)
@@ -153,7 +152,6 @@ back when they restart: files stay open, and reads wait. Two minutes after a dae
 
 Whoever reaches the socket (mode 0600) can take every mount. Never replace a keeper with clients (docs/kubernetes.md).`,
 		Example: "  shoal keeper unix:///run/shoal/keeper.sock",
-		Args:    cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return daemon.ServeKeeper(c.Context(), args[0])
 		},

@@ -24,7 +24,6 @@ func docsCommand() *cobra.Command {
 		Hidden: true,
 		Long: `Writes DIR/man/man1/shoal*.1, DIR/completions/bash/shoal, DIR/completions/zsh/_shoal, DIR/completions/fish/shoal.fish,
 DIR/shoal.yaml (every setting, commented out) and DIR/cli.md.`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error { return writeDocs(args[0]) },
 	}
 }

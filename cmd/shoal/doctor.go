@@ -35,7 +35,6 @@ hundreds to thousands of GETs. It takes about 20 s, or a third of that with --qu
 		Example: `  shoal doctor
   shoal doctor s3://photos/train --cache-dir /nvme/shoal --cache-size 200GiB
   shoal doctor s3://photos/train --quick --json`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return runDoctor(c, &o, strings.Join(args, ""))
 		},

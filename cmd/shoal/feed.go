@@ -98,7 +98,6 @@ func feedCommand() *cobra.Command {
 SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows in order of delivery.`,
 		Example: `  shoal feed unix:///run/shoal/feed.sock --batch 256 --transform "RandomResizedCrop(224)|RandomHorizontalFlip()|uint8|nchw"
   shoal feed tls://feed.example.org:7070 --ca ca.crt --token-file token --epochs 2 --json`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 	o.security.add(c)

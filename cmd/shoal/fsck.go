@@ -24,7 +24,6 @@ recoded file can be restored. Exit code 0: clean;
 daemon verifies what it reads. The directory must not be in use.`,
 		Example: `  shoal fsck /nvme/shoal
   shoal fsck /nvme/shoal --repair`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			secret, err := crypt.secret(invocationOf(c.Context()))
 			if err != nil {

@@ -42,7 +42,6 @@ healthy. Without targets it checks all Shoal mounts that it finds, and serve's d
 With --wait it retries until all answer: for a trainer that may start before its data is ready.`,
 		Example: `  shoal health /mnt/train unix:///run/shoal/feed.sock
   shoal health /mnt/train --wait 60s && python3 train.py`,
-		Args: cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, targets []string) error {
 			if timeout <= 0 {
 				return cli.Usagef("--timeout %s: give a duration such as 5s", timeout)

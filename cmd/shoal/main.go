@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -77,7 +79,24 @@ or as a sidecar container.`,
 		ckptCommand(), warmCommand(), fsckCommand(), cacheCommand(), statCommand(), topCommand(), clusterCommand(),
 		healthCommand(), doctorCommand(), profileCommand(), configCommand(), docsCommand(), csiCommand(),
 		keeperCommand(), quickstartCommand(), pythonCommand(), runCommand(), versionCommand())
+	takeArguments(c)
 	cli.Prepare(c, removed)
 	addSettings(c)
 	return c
+}
+
+// takeArguments lets each verb take the arguments that its Use names, unless it looks at them itself.
+func takeArguments(c *cobra.Command) {
+	names := cli.ArgumentsOf(c)
+	least := slices.IndexFunc(append(names, "["), func(name string) bool { return name[0] == '[' })
+	switch {
+	case c.Args != nil:
+	case strings.Contains(c.Use, "..."):
+		c.Args = cobra.MinimumNArgs(least)
+	default:
+		c.Args = cobra.RangeArgs(least, len(names))
+	}
+	for _, sub := range c.Commands() {
+		takeArguments(sub)
+	}
 }

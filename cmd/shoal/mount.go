@@ -106,7 +106,6 @@ Control files, not listed in the mount: .shoal/stats, .shoal/order, .shoal/plan,
   shoal mount s3://photos/train /mnt/train --cache-dir /nvme/shoal --order torch:seed=7 --daemon
   # give the order while mounted
   shuf files.txt > /mnt/train/.shoal/plan`,
-		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			if args[1] == "" {
 				return cli.Usagef("the MOUNTPOINT is empty: give a folder %s", cli.SeeHelp(c))
@@ -222,7 +221,6 @@ func umountCommand() *cobra.Command {
 it waits for SIGTERM first and then detaches a mount that a killed daemon left at MOUNTPOINT, for a container that
 ends after the daemon's (docs/kubernetes.md).`,
 		Example: "  shoal umount /mnt/train",
-		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if atExit {
 				if len(args) == 0 {
@@ -328,7 +326,6 @@ func refreshCommand() *cobra.Command {
 			"cached. Run it between epochs: an order in progress starts over. Without an argument it " +
 			"takes the only mount on this machine. For a cache directory it lists all sources that its daemon serves.",
 		Example: "  shoal refresh /mnt/train",
-		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
 			if inv.mount != nil {

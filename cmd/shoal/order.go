@@ -57,7 +57,6 @@ rank sees.`,
   shoal order windowed:seed=1,window=4 --mount /mnt/train --paths
   # what 16 open shards of 1,000 samples do to batches of 256
   shoal order windowed:seed=1,window=16 --n 128000 --shard-samples 1000 --certificate --batch 256`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args[0]) },
 	}
 	f := c.Flags()

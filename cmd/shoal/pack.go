@@ -64,7 +64,6 @@ the S3 endpoint and shoal unpack give the originals, under the version of SOURCE
   shoal pack s3://photos/train s3://photos-small/train --resize short=400 --quality 90
   shoal pack s3://photos/train s3://photos-recoded/train --recode
   shoal pack s3://photos/train s3://photos-raw/train --resize short=400 --decode`,
-		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c, args) },
 	}
 	f := c.Flags()

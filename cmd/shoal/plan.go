@@ -68,7 +68,6 @@ Without SOURCE, --samples and --sample-size describe a dataset that does not exi
   shoal plan --samples 1000000 --workload retinanet-b200 --accelerators 8 --cache-size 100GiB --target 95%
   # eight nodes that share their caches
   shoal plan s3://photos/train --nodes 8 --link 25Gbit --accelerators 8 --workload retinanet-b200 --cache-size 200GiB`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			err := o.check(c, len(args) == 1)
 			if err != nil {

@@ -43,7 +43,6 @@ recording as JSON lines; --from reads one.`,
 		Example: `  shoal profile /mnt/train
   shoal profile /mnt/train --duration 5m --out monday.trace --bandwidth 2Gbit
   shoal profile --from monday.trace --json`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			switch {
 			case o.from != "" && len(args) > 0:

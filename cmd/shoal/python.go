@@ -28,7 +28,6 @@ func pythonCommand() *cobra.Command {
 --install has the interpreter's pip install it as shoalfs-client. pip fetches numpy and grpcio only if they are missing.`,
 		Example: `  export PYTHONPATH=$(shoal python --path)
   shoal python --install --python .venv/bin/python`,
-		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
 			case install == path:

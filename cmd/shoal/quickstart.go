@@ -40,7 +40,6 @@ SOURCE is s3://bucket/prefix or a folder. Without it, shoal-lab's store of photo
 this one or on PATH, else the current folder.`,
 		Example: `  shoal quickstart s3://photos/train
   shoal quickstart ~/datasets/photos --mountpoint /mnt/photos --cache-dir /nvme/shoal`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			q.out, q.err = c.OutOrStdout(), c.ErrOrStderr()
 			return q.run(c.Context(), invocationOf(c.Context()), strings.Join(args, ""))

@@ -30,7 +30,6 @@ cannot be found, are read as usual.
 The command replaces this process, so its exit code, signals, input and output are its own.`,
 		Example: `  shoal run -- python3 train.py /mnt/train
   shoal run --name ablation-3 -- torchrun train.py`,
-		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if strings.Contains(name, "/") || strings.HasPrefix(name, ".") || len(name) > 200 {
 				return cli.Usagef("--name %.40q: it becomes a file's name in .shoal/plans of the mount: at most 200 "+

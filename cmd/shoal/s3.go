@@ -272,7 +272,6 @@ the cache by setting AWS_ENDPOINT_URL. Writes, and requests for keys outside the
 with this daemon's credentials (docs/s3-endpoint.md). mount and serve have the same endpoint: --s3.`,
 		Example: `  shoal s3 s3://photos/train --s3-anonymous
   shoal s3 s3://photos/train --listen 0.0.0.0:9000 --s3-keys keys.txt --daemon`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return s.start(c, args[0], "")
 		},

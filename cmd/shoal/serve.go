@@ -33,7 +33,6 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 		Example: `  shoal serve s3://photos/train --listen unix:///run/shoal/feed.sock
   shoal serve s3://photos/train --listen tcp://127.0.0.1:7070 --mount /mnt/train --daemon
   shoal serve s3://photos/train --listen tls://0.0.0.0:7070 --tls-cert tls.crt --tls-key tls.key --token-file tokens`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			return s.start(c, args[0], mountpoint)
 		},

@@ -57,7 +57,6 @@ a daemon's --admin address. For CACHE-DIR it shows what its daemon has served lo
 carries how far the bucket is behind.`,
 		Example: `  shoal stat /mnt/train
   shoal stat unix:///run/shoal/feed.sock --json`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if inv := invocationOf(c.Context()); inv.mount != nil {
 				return inv.mount.stats(c.OutOrStdout())

@@ -25,7 +25,6 @@ func stopCommand() *cobra.Command {
 unmounted, and the cache is closed. If the daemon serves several mounts and feeds, only that feed stops, unless --all is
 given. Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
-		Args:    cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if invocationOf(c.Context()).attached() { // the verb itself has printed it
 				return stopServing(c.Context(), args[0], wait)

@@ -39,7 +39,6 @@ Ctrl-C ends it. If the output is not a terminal, it prints one frame.`,
   shoal top /mnt/train
   shoal top http://127.0.0.1:7071
   shoal top unix:///run/shoal/feed.sock --once`,
-		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if w.target, err = oneDaemon(c.Context(), args, &security); err != nil {
 				return err

@@ -29,7 +29,6 @@ A file appears complete or not at all. Files already in DIR are kept if they are
 continues an interrupted unpack. A file that differs is an error.`,
 		Example: `  shoal unpack s3://photos-packed/train /data/train
   shoal unpack 's3://wds/shard-{000000..000127}.tar' /data/wds`,
-		Args: cobra.ExactArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
 			o, err := store.options(inv)

@@ -31,7 +31,6 @@ Exit code 0: all are equal; 1: some differ; 2: they could not be compared. It ru
 carries; python3 -m shoal verify does the same.`,
 		Example: `  shoal verify unix:///run/shoal/feed.sock
   shoal verify unix:///run/shoal/feed.sock --transform "RandomResizedCrop(224)|RandAugment()|fp32" --batches 10`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := security.dial(args[0]) // reports errors in the flags
 			if err != nil {

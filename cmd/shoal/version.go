@@ -40,7 +40,6 @@ func versionCommand() *cobra.Command {
 		Use:     "version",
 		Short:   "Print version and platform",
 		Example: "  shoal version",
-		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if !asJSON {
 				_, err := fmt.Fprintf(c.OutOrStdout(), "shoal %s\n", c.Root().Version)

@@ -27,7 +27,6 @@ daemon uses the directory, that daemon does the work. If interrupted, it keeps w
 		Example: `  shoal warm s3://photos/train --cache-dir /nvme/shoal --cache-size 200GiB
   # half of the bytes, spread evenly over every epoch
   shoal warm s3://photos/train --cache-dir /nvme/shoal --fraction 0.5`,
-		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			inv := invocationOf(c.Context())
 			if !(fraction > 0 && fraction <= 1) {
