@@ -87,15 +87,17 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 		}
 		return checkFile(out, schema, o.check)
 	}
-	verb, rest, err := schema.Root.Find(args)
-	if err != nil {
-		return cli.UnknownVerb(verb, args[0])
-	}
+	verb, rest, _ := schema.Root.Find(args) // the root takes any
 	own := c.Flags().Lookup(configFlag)
-	if verb != schema.Root {
-		if !settings.Has(verb) || len(settings.Flags(verb)) == 0 {
-			return cli.Usagef("%s has no settings", verb.CommandPath())
-		}
+	switch {
+	case len(rest) > 0 && isGroup(verb) && !strings.HasPrefix(rest[0], "-"):
+		return cli.UnknownVerb(verb, rest[0])
+	case len(rest) > 0 && verb == schema.Root:
+		return cli.Usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
+	case verb == schema.Root:
+	case !settings.Has(verb) || len(settings.Flags(verb)) == 0:
+		return cli.Usagef("%s has no settings", verb.CommandPath())
+	default:
 		o.addJSON(verb)
 		if err := verb.ParseFlags(rest); err != nil {
 			return verb.FlagErrorFunc()(verb, err)
@@ -103,10 +105,6 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 		if theirs := verb.Flags().Lookup(configFlag); theirs.Changed {
 			own = theirs
 		}
-	} else if len(rest) > 0 && !strings.HasPrefix(rest[0], "-") {
-		return cli.UnknownVerb(verb, rest[0])
-	} else if len(rest) > 0 {
-		return cli.Usagef("%s: name the verb before its flags (see: shoal config --help)", rest[0])
 	}
 	file, err := configFile(schema, own.Value.String())
 	if err != nil {
@@ -122,6 +120,9 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 	}
 	return err
 }
+
+// isGroup reports whether only the verbs below a command do anything. shoal ckpt works itself, too.
+func isGroup(c *cobra.Command) bool { return c.HasSubCommands() && len(cli.ArgumentsOf(c)) == 0 }
 
 // apply applies environment and file to a verb or, for the root, to all verbs. Of these it returns those that have a
 // value from either.
@@ -154,7 +155,7 @@ func (r *configReport) apply(schema *settings.Schema, verb *cobra.Command, file 
 		list := slices.DeleteFunc(schema.Settings(c), func(s settings.Setting) bool {
 			return s.From == settings.Default.String()
 		})
-		if len(list) > 0 && (!c.HasSubCommands() || len(cli.ArgumentsOf(c)) > 0) { // shoal ckpt works itself, too
+		if len(list) > 0 && !isGroup(c) {
 			verbs = append(verbs, name(c))
 			r.Verbs[name(c)] = list
 		}

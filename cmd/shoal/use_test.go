@@ -77,11 +77,12 @@ func TestWrongUse(t *testing.T) {
 		"ckpt d": "shoal ckpt takes DIR DEST: DEST is missing (see: shoal ckpt --help)",
 		"cache rekey": "shoal cache rekey takes CACHE-DIR: CACHE-DIR is missing (see: shoal cache " +
 			"rekey --help)",
-		"mout a b":       `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
-		"nonesuch":       `there is no verb "nonesuch" (see: shoal --help)`,
-		"cache lss":      `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
-		"config mout":    `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
-		"help cache lss": `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"mout a b":         `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
+		"nonesuch":         `there is no verb "nonesuch" (see: shoal --help)`,
+		"cache lss":        `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"config mout":      `there is no verb "mout": did you mean shoal mount? (see: shoal --help)`,
+		"config cache lss": `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
+		"help cache lss":   `there is no verb "lss": did you mean shoal cache ls? (see: shoal cache --help)`,
 		"mount a b --cach-dir=x": "shoal mount has no flag --cach-dir: did you mean --cache-dir? (see: shoal " +
 			"mount --help)",
 		"mount a b --listen x": "shoal mount has no flag --listen, which belongs to shoal s3, shoal serve " +
