@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	humanize "github.com/dustin/go-humanize"
+	"github.com/shoalfs/shoal/internal/cli"
 )
 
 // bandwidth is a flag value in bytes per second, written 10Gbit, 1GiB/s, 500MB/s or unlimited, which is 0.
@@ -57,8 +57,8 @@ func (b *bandwidth) Set(text string) error {
 		bytes, err = strconv.ParseFloat(bits[1], 64)
 		bytes *= math.Pow(1000, float64(strings.Index(strings.ToLower(prefixes), bits[2]))) / 8
 	} else if number, ok := strings.CutSuffix(word, "/s"); ok && strings.HasSuffix(number, "b") {
-		var n uint64
-		n, err = humanize.ParseBytes(number)
+		var n int64
+		n, err = cli.ParseSize(number, "")
 		bytes = float64(n)
 	} else {
 		err = strconv.ErrSyntax

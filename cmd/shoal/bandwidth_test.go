@@ -16,7 +16,7 @@ func TestBandwidth(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "10", "10G", "10GB", "Gbit", "-1Gbit", "NaNbit", "InfTbit", "1e30Gbit", "0bit",
-		"1 parsec/s", "/s", "B/s"} {
+		"1 parsec/s", "/s", "B/s", "1,5GB/s"} {
 		var b bandwidth
 		if err := b.Set(text); err == nil {
 			t.Errorf("%q is %g bytes a second", text, float64(b))
