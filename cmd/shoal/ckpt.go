@@ -261,6 +261,8 @@ func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objsto
 	if err != nil {
 		return nil, objstore.Source{}, err
 	}
+	bar := late(daemon.Own, "listing "+text)
+	defer bar.Done("")
 	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, warnings())
 	if err != nil {
 		return nil, src, err

@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -471,29 +472,37 @@ func (p *predictor) cost(e sim.Epoch) *engine.Cost {
 	return new(engine.CostOf(objstore.Requests{Get: e.Requests, Received: e.Bytes}, p.o.asked.Prices))
 }
 
-// late returns a step that is shown after a second.
+// late returns a step that is shown after a second, if it has not ended. Done may be called again.
 func late(v *daemon.Voice, label string) daemon.Step {
-	return &lateStep{begin: time.Now(), show: func() daemon.Step { return v.Step(label) }}
+	l := new(lateStep)
+	time.AfterFunc(time.Second, func() {
+		l.Lock()
+		defer l.Unlock()
+		if !l.ended {
+			l.step = v.Step(label)
+		}
+	})
+	return l
 }
 
-// lateStep shows a step only if it takes long. One goroutine uses it.
 type lateStep struct {
-	begin time.Time
-	show  func() daemon.Step
-	step  daemon.Step
+	sync.Mutex
+	step  daemon.Step // nil: not shown
+	ended bool
 }
 
 func (l *lateStep) Set(done, total int, note string) {
-	if l.step == nil && time.Since(l.begin) > time.Second {
-		l.step = l.show()
-	}
+	l.Lock()
+	defer l.Unlock()
 	if l.step != nil {
 		l.step.Set(done, total, note)
 	}
 }
 
 func (l *lateStep) Done(result string) {
-	if l.step != nil {
+	l.Lock()
+	defer l.Unlock()
+	if l.ended = true; l.step != nil {
 		l.step.Done(result)
 		l.step = nil
 	}

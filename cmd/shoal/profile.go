@@ -59,7 +59,9 @@ recording as JSON lines; --from reads one.`,
 			if err != nil {
 				return err
 			}
+			bar := late(daemon.Own, "analysing")
 			p, err := findings.Analyse(&r.Trace, findings.ProfileOptions{Bandwidth: float64(o.bandwidth), Searches: 4})
+			bar.Done("")
 			switch {
 			case err != nil:
 				return err

@@ -250,7 +250,9 @@ func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest,
 	if s.dir, err = spoolFolder(spool, m, "recode 1"); err != nil {
 		return nil, err
 	}
+	bar := late(daemon.Own, "learning from some files")
 	encode, err := s.learn(ctx)
+	bar.Done("")
 	if err != nil {
 		return nil, err
 	}

@@ -68,6 +68,8 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (
 	if err != nil {
 		return done, source, err
 	}
+	bar := late(daemon.Own, "unpacking "+source.String())
+	defer bar.Done("")
 	if err := base.Check(ctx); err != nil {
 		return done, source, err
 	}
@@ -88,10 +90,8 @@ func unpack(ctx context.Context, from, dir string, o stores.Options) (
 	if err != nil {
 		return done, source, err
 	}
-	bar := daemon.Own.Step("unpacking " + source.String())
 	done, err = set.Unpack(ctx, dir, func(p shard.Unpacked) {
 		bar.Set(p.Files, set.Files, fmt.Sprintf("%s, %d kept", human.Bytes(p.Bytes), p.Kept))
 	})
-	bar.Done("")
 	return done, source, err
 }

@@ -286,21 +286,38 @@ func TestUmountSaysWhatItWaitsFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	defer w.Close()
-	defer func(was *os.File) { os.Stderr = was }(os.Stderr)
-	os.Stderr = w
+	r := stderr(t)
 	go func() {
-		line, _ := bufio.NewReader(r).ReadString('\n')
+		line, _ := r.ReadString('\n')
 		told.Store(strings.Contains(line, "waiting for the daemon of "+dir))
 	}()
 	if err := waitUsers(t.Context(), dir, 2, time.Minute); err != nil {
 		t.Error(err)
 	}
+}
+
+// stderr takes what this process says for the rest of a test.
+func stderr(t *testing.T) *bufio.Reader {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := os.Stderr
+	os.Stderr = w
+	t.Cleanup(func() { os.Stderr = was; w.Close(); r.Close() })
+	return bufio.NewReader(r)
+}
+
+// A step that takes more than a second is shown, whether it gets on or not.
+func TestLateStep(t *testing.T) {
+	r := stderr(t)
+	late(daemon.Own, "short").Done("")
+	bar := late(daemon.Own, "long")
+	if line, err := r.ReadString('\n'); line != "long ...\n" {
+		t.Errorf("%q, %v", line, err)
+	}
+	bar.Done("")
+	bar.Done("")
 }
 
 // What nobody can read was not done.
