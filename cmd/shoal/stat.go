@@ -63,11 +63,16 @@ carries how far the bucket is behind.`,
 			} else if inv.attached() {
 				return ownStats(c.OutOrStdout())
 			}
-			if live && asJSON {
+			carried := len(args) == 1 && isCarried(args[0])
+			switch {
+			case live && asJSON:
 				return cli.Usagef("--watch and --json: leave one out (docs/stats.md: the last 15 minutes)")
-			}
-			if len(args) == 1 && isCarried(args[0]) {
+			case carried && given(c, "watch"):
+				return cli.Usagef("--watch: %s is carried by shoal ckpt, which has no rates: leave it out", args[0])
+			case carried:
 				return ckptStatus(c, args[0], asJSON)
+			case !live && given(c, "interval"):
+				return cli.Usagef("--interval is for --watch: give that, too, or leave this out")
 			}
 			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {
