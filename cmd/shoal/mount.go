@@ -295,6 +295,8 @@ func waitUsers(ctx context.Context, cacheDir string, before int, wait time.Durat
 		var out bytes.Buffer
 		err := attach(ctx, cacheDir, []string{"cache", "ls", cacheDir, "--json"}, nil, &out)
 		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
 		case errors.Is(err, daemon.ErrNobody) || errors.Is(err, daemon.ErrEnding):
 			return nil // it has ended altogether
 		case err != nil:

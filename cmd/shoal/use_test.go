@@ -286,7 +286,7 @@ func TestUmountSaysWhatItWaitsFor(t *testing.T) {
 		}
 		_, err := fmt.Fprintf(v, `[{"users": %d}]`, users)
 		return err
-	}}
+	}, Failed: func(*daemon.Verb, error) {}}
 	if _, err := a.ListenIn(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
@@ -298,6 +298,14 @@ func TestUmountSaysWhatItWaitsFor(t *testing.T) {
 	}()
 	if err := waitUsers(t.Context(), dir, 2, time.Minute); err != nil {
 		t.Error(err)
+	}
+	told.Store(false)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // it hears of that now and then before it can ask
+		if err := waitUsers(ctx, dir, 2, time.Minute); !errors.Is(err, context.Canceled) {
+			t.Errorf("interrupted: %v", err)
+		}
 	}
 }
 
@@ -323,6 +331,18 @@ func TestLateStep(t *testing.T) {
 	}
 	bar.Done("")
 	bar.Done("")
+}
+
+// A Python that ends without a word is a cause, too.
+func TestVerifySaysWhy(t *testing.T) {
+	killed := filepath.Join(t.TempDir(), "python")
+	if err := os.WriteFile(killed, []byte("#!/bin/sh\n[ \"$1\" = -c ] || kill -9 $$\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	_, err := shoal(t, "verify", "unix:///none", "--python", killed)
+	if !cli.IsUsage(err) || !strings.HasSuffix(err.Error(), "could not be compared: signal: killed") {
+		t.Error(err)
+	}
 }
 
 // What nobody can read was not done.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -73,8 +74,8 @@ carries; python3 -m shoal verify does the same.`,
 				return fmt.Errorf("%s: some rows differ from what torchvision makes of them (see the lines above)",
 					args[0])
 			case err != nil:
-				return cli.Usagef("%s could not be compared: %s",
-					args[0], strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: "))
+				why := strings.TrimPrefix(strings.TrimSpace(said.String()), "shoal verify: ")
+				return cli.Usagef("%s could not be compared: %s", args[0], cmp.Or(why, err.Error()))
 			}
 			return nil
 		},
