@@ -51,6 +51,7 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			if err != nil {
 				return err
 			}
+			inv.logLimits(host.Logger)
 			if err := daemon.Connect(keeper, eo.cacheDir); err != nil {
 				return err
 			}

@@ -62,10 +62,12 @@ const (
 	procsTick = 100 * time.Millisecond
 )
 
+// cores is what GOMAXPROCS is where adjustProcs does not change it.
+var cores = runtime.GOMAXPROCS(0)
+
 // adjustProcs sets GOMAXPROCS by the daemon's activity, on a machine with few cores, until ctx ends. fetched returns
 // the amount fetched so far.
 func adjustProcs(ctx context.Context, fetched func() int64) {
-	cores := runtime.GOMAXPROCS(0)
 	if os.Getenv("GOMAXPROCS") != "" || cores >= warmProcs {
 		return
 	}

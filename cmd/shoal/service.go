@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -158,8 +157,7 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 	lo, fo := loader.ListenOptions{}, loader.Options{}
 	if s.feed != nil {
 		lo.SocketGroup = s.feed.group
-		// before adjustProcs changes it
-		fo = loader.Options{Version: version, Compile: compileTransform, Workers: runtime.GOMAXPROCS(0)}
+		fo = loader.Options{Version: version, Compile: compileTransform, Workers: cores}
 		if fo.Tokens, err = s.feed.security.resolve(s.inv, s.config.Logger, &lo); err != nil {
 			return err
 		}

@@ -333,6 +333,15 @@ func TestLateStep(t *testing.T) {
 	bar.Done("")
 }
 
+// A driver says what is wrong with its limits, as a mount does.
+func TestDriverLimits(t *testing.T) {
+	s := newShell(t)
+	_, errs, _ := s.run([]string{"SHOAL_KEEPER=unix://" + s.path("none")}, "csi", "--cache-dir=cache", "--memory=9000TiB")
+	if !strings.Contains(errs, "--memory exceeds the limit") {
+		t.Error(errs)
+	}
+}
+
 // A Python that ends without a word is a cause, too.
 func TestVerifySaysWhy(t *testing.T) {
 	killed := filepath.Join(t.TempDir(), "python")
@@ -405,6 +414,13 @@ func TestOwnerGoesOn(t *testing.T) {
 	defer time.AfterFunc(time.Minute, func() { _ = first.Process.Kill() }).Stop()
 	s.must(nil, "health", "unix://"+s.path("a.sock"), "--wait", "60s")
 	s.must(nil, append(serve("b"), "--daemon")...)
+	var feeds [2]struct{ Feed struct{ Workers int } } // which have one for each core, whichever process began them
+	for i, name := range []string{"a", "b"} {
+		text := s.must(nil, "stat", "unix://"+s.path(name+".sock"), "--json")
+		if err := json.Unmarshal([]byte(text), &feeds[i]); err != nil || feeds[i] != feeds[0] {
+			t.Errorf("%+v, %v", feeds, err)
+		}
+	}
 	s.must(nil, "stop", "unix://"+s.path("a.sock"))
 	said := bufio.NewScanner(errs)
 	for said.Scan() && !strings.Contains(said.Text(), "this process goes on for the mounts and feeds") {
