@@ -57,7 +57,7 @@ type quickstart struct {
 	at, cache string   // the mount point and the cache's folder
 	env       []string // of the store that it started
 	store     int      // that store's process
-	made      []string // folders that did not exist before
+	made      []string // folders that did not exist before, those above them, too
 }
 
 func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (err error) {
@@ -94,9 +94,9 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 		code, how = feedCode, fmt.Sprintf("none (%v): a feed", missing)
 	}
 	args = append(args, "--cache-dir", q.cache, "--daemon")
-	for _, dir := range []string{q.cache, q.at, filepath.Dir(q.at)} {
-		if _, err := os.Lstat(dir); err != nil {
-			q.made = append(q.made, dir)
+	for _, dir := range []string{q.cache, q.at} {
+		for _, err := os.Lstat(dir); err != nil && dir != "/"; _, err = os.Lstat(dir) {
+			q.made, dir = append(q.made, dir), filepath.Dir(dir)
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(q.at), 0o755); err != nil {

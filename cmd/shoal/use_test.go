@@ -753,6 +753,19 @@ func TestQuickstartRemovesItsOwn(t *testing.T) {
 	}
 }
 
+// A quickstart that fails leaves none of the folders that it has made.
+func TestQuickstartLeavesNothing(t *testing.T) {
+	s := newShell(t)
+	s.write("photos/class/0.jpg", "x")
+	_, errs, code := s.run(nil, "quickstart", "photos", "--mountpoint=a/b/c/m", "--cache-dir=photos/x/y")
+	if _, err := os.Lstat(s.path("a")); code == 0 || err == nil {
+		t.Errorf("exit code %d, %s", code, errs)
+	}
+	if _, err := os.Lstat(s.path("photos/x")); err == nil {
+		t.Error("the cache's folder is there")
+	}
+}
+
 // A folder is served whatever its name: it is no URL.
 func TestQuickstartOfAnyFolder(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "100% {a}")
