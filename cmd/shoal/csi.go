@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,13 +72,12 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 				}
 				defer stop()
 			}
-			return o.closeAfter(c.Context(), o.drive(c.Context(), node, kubelet))
+			name, _ := os.Hostname() // else it must be given
+			return o.closeAfter(c.Context(), o.drive(c.Context(), cmp.Or(node, name), kubelet))
 		},
 	}
 	f := c.Flags()
-	name, _ := os.Hostname() // else it must be given
-	f.StringVar(&node, "node-id", name, "this node's name in the cluster")
-	f.Lookup("node-id").DefValue = "the host's name"
+	f.StringVar(&node, "node-id", "", "this node's name in the cluster (default: the host's name)")
 	f.StringVar(&kubelet, "kubelet-dir", "/var/lib/kubelet",
 		"the kubelet's folder, mounted here with Bidirectional propagation")
 	f.StringVar(&eo.admin, "admin", "",

@@ -29,6 +29,7 @@ DIR/shoal.yaml (every setting, commented out) and DIR/cli.md.`,
 }
 
 func writeDocs(dir string) error {
+	defaultFeed = rootsFeed // whoever writes them
 	files := map[string]func(io.Writer) error{
 		"completions/bash/shoal":      func(w io.Writer) error { return root().GenBashCompletionV2(w, true) },
 		"completions/zsh/_shoal":      root().GenZshCompletion,

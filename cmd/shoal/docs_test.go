@@ -30,7 +30,9 @@ func TestReferenceIsUpToDate(t *testing.T) {
 
 // Packages get a page for every verb, which names every flag, and scripts that their shells can read.
 func TestDocs(t *testing.T) {
-	dir := t.TempDir()
+	dir, here := t.TempDir(), "/run/user/1000"
+	defer func(was string) { defaultFeed = was }(defaultFeed)
+	defaultFeed = "unix://" + here + "/shoal/feed.sock"
 	if err := writeDocs(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -70,6 +72,10 @@ func TestDocs(t *testing.T) {
 		if text, err := os.ReadFile(filepath.Join(dir, file)); err != nil || !strings.Contains(string(text), want) {
 			t.Errorf("%s: %v, or %q is not in it", file, err, want)
 		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "shoal.yaml"))
+	if err != nil || strings.Contains(string(text), here) || !strings.Contains(string(text), `#node-id: ""`) {
+		t.Errorf("defaults of this machine: %v", err)
 	}
 }
 
