@@ -46,17 +46,24 @@ func askMount(ctx context.Context, target string, out io.Writer, args ...string)
 	err, target = daemon.Ask(ctx, asMount(m), args, nil, out), m.Point
 	if errors.Is(err, daemon.ErrNobody) {
 		return fmt.Errorf("%s is not a live shoal mount: %w for it here (if it has ended: shoal umount %s; if it "+
-			"runs in another container, "+
-			"ask there, or its --admin or feed address; if it is of an older version: cat %s/.shoal/stats)", target,
-			err, target, target)
+			"runs in another container, ask there, or its --admin or feed address; if it is of an older version: cat "+
+			"%s/.shoal/stats)", target, err, target, target)
 	}
 	return err
 }
 
-// askNext is askMount of a daemon, or of the one that follows on it. patience is how long there may be none at first.
+// askDaemon is askMount, or asks the owner of a cache directory.
+func askDaemon(ctx context.Context, target string, out io.Writer, args ...string) error {
+	if m, err := fusefs.At(target); err == nil && m == nil && isCache(target) {
+		return attach(ctx, target, args, nil, out)
+	}
+	return askMount(ctx, target, out, args...)
+}
+
+// askNext is askDaemon, also of the one that follows on it. patience is how long there may be none at first.
 func askNext(ctx context.Context, patience time.Duration, target string, out io.Writer, args ...string) error {
 	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		err := askMount(ctx, target, out, args...)
+		err := askDaemon(ctx, target, out, args...)
 		switch {
 		case ctx.Err() != nil:
 			return err

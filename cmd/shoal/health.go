@@ -134,6 +134,6 @@ func healthOf(ctx context.Context, target string, security *clientSecurity) erro
 		}
 		return err
 	}
-	_, err := parseStats[struct{}](rawStats(ctx, target))
+	_, err := parseStats[struct{}](rawStats(ctx, askMount, target))
 	return err
 }

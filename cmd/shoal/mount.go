@@ -247,7 +247,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if m, err := fusefs.At(mountpoint); err == nil && m != nil {
 				pid, device = asMount(m).PID(), m.Device // it need not answer: perhaps it is ending
 			}
-			stats, silent := parseStats[engine.Stats](rawStats(c.Context(), mountpoint))
+			stats, silent := parseStats[engine.Stats](rawStats(c.Context(), askMount, mountpoint))
 			if err := c.Context().Err(); err != nil { // the user does not wait for it
 				return err
 			}
@@ -340,9 +340,6 @@ func refreshCommand() *cobra.Command {
 			target, err := oneMount(args)
 			if err != nil {
 				return err
-			}
-			if m, err := fusefs.At(target); err == nil && m == nil && isCache(target) {
-				return attach(c.Context(), target, []string{"refresh"}, nil, c.OutOrStdout())
 			}
 			return askNext(c.Context(), silentPatience, target, c.OutOrStdout(), "refresh") // an upgrade takes a moment
 		},

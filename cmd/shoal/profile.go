@@ -107,7 +107,7 @@ func (r *recording) load() error {
 
 // record records a mount until the time is over, the user stops it, or the mount is gone.
 func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recording) (err error) {
-	if _, err := parseStats[struct{}](rawStats(ctx, r.name)); err != nil {
+	if _, err := parseStats[struct{}](rawStats(ctx, askMount, r.name)); err != nil {
 		return err
 	}
 	f, err := os.Open(filepath.Join(r.name, ".shoal", "profile"))
@@ -156,7 +156,7 @@ func (o *profileOptions) record(ctx context.Context, inv *invocation, r *recordi
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), daemon.Patience)
 	defer cancel()
-	if after, err := rawStats(last, r.name); err == nil {
+	if after, err := rawStats(last, askMount, r.name); err == nil {
 		if err := r.add("stats", json.RawMessage(after)); err != nil {
 			return err
 		}

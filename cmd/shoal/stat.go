@@ -24,12 +24,13 @@ import (
 	"github.com/shoalfs/shoal/internal/human"
 )
 
-// rawStats asks the daemon of a mount for the JSON of its stats.
-func rawStats(ctx context.Context, mountpoint string) ([]byte, error) {
+// rawStats asks a daemon, by askMount or askDaemon, for the JSON of its stats.
+func rawStats(ctx context.Context, ask func(context.Context, string, io.Writer, ...string) error, target string) (
+	[]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, daemon.Long)
 	defer cancel()
 	var out bytes.Buffer
-	err := askMount(ctx, mountpoint, &out, "stat")
+	err := ask(ctx, target, &out, "stat")
 	return out.Bytes(), err
 }
 
@@ -114,18 +115,8 @@ func anyStats(ctx context.Context, target string, security *clientSecurity) ([]b
 		return fromAdmin(ctx, target, "/stats")
 	}
 	if !strings.Contains(target, "://") {
-		m, err := fusefs.At(target)
-		switch {
-		case err != nil:
-			return nil, err
-		case m != nil:
-			return rawStats(ctx, target)
-		case isCache(target):
-			ctx, cancel := context.WithTimeout(ctx, daemon.Long)
-			defer cancel()
-			var out bytes.Buffer
-			err := attach(ctx, target, []string{"stat"}, nil, &out)
-			return out.Bytes(), err
+		if m, err := fusefs.At(target); err != nil || m != nil || isCache(target) {
+			return rawStats(ctx, askDaemon, target)
 		}
 		if _, err := os.Lstat(target); err == nil || strings.HasPrefix(target, "/") || !strings.Contains(target, ":") {
 			return nil, notMounted(target)
