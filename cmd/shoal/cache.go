@@ -94,18 +94,13 @@ func withCache(c *cobra.Command, cache *cacheFlags, dir string, do func(h *engin
 	if err := cachedir.Is(dir); err != nil {
 		return err
 	}
-	log := warnings()
-	secret, err := cache.crypt.secret(inv)
-	if err != nil {
+	cfg := engine.HostConfig{Options: cachedir.Options{Path: dir, Size: 1 << 60, Memory: 256 << 20, Logger: warnings()}}
+	if cfg.Secret, err = cache.crypt.secret(inv); err != nil {
 		return err
 	}
-	events, err := cache.audit.auditConfig(inv)
-	if err != nil {
+	if cfg.Audit, err = cache.audit.auditConfig(inv); err != nil {
 		return err
 	}
-	cfg := engine.HostConfig{
-		Options: cachedir.Options{Path: dir, Size: 1 << 60, Memory: 256 << 20, Secret: secret, Logger: log},
-		Audit:   events}
 	return withHost(c, cfg, func(_ context.Context, h *engine.Host, out io.Writer) error { return do(h, out) })
 }
 
@@ -114,10 +109,11 @@ var ids = regexp.MustCompile(`^[0-9a-f]{4,32}$`)
 
 // change changes what a cache directory keeps of a dataset, and records that in the audit log.
 func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Event,
-	do func(h *engine.Host, d cachedir.Info, out io.Writer) error) error {
+	do func(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error) error {
+	inv := invocationOf(c.Context())
 	if !ids.MatchString(source) { // a relative path is in the user's folder, not in the daemon's
 		var err error
-		if source, err = invocationOf(c.Context()).source(source); err != nil {
+		if source, err = inv.source(source); err != nil {
 			return err
 		}
 	}
@@ -126,8 +122,8 @@ func (cache *cacheFlags) change(c *cobra.Command, dir, source string, e audit.Ev
 		if err != nil {
 			return err
 		}
-		err = cachedir.WithRemedy(do(h, d, out), dir)
-		e.Source, e.Peer = d.Source, peerOf(c)
+		err = cachedir.WithRemedy(do(c.Context(), h, d, out), dir)
+		e.Source, e.Peer = d.Source, inv.who()
 		h.Audit().Write(outcome(e, err))
 		return err
 	})
@@ -245,10 +241,7 @@ func (cache *cacheFlags) verb(name, short, long string,
 			if err != nil {
 				return err
 			}
-			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name},
-				func(h *engine.Host, d cachedir.Info, out io.Writer) error {
-					return do(c.Context(), h, d, out)
-				})
+			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_" + name}, do)
 		},
 	}
 }
@@ -291,7 +284,7 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 				}
 			}
 			return cache.change(c, cacheDir, args[0], audit.Event{Event: "cache_quota", Quota: int64(n)},
-				func(h *engine.Host, d cachedir.Info, _ io.Writer) error {
+				func(_ context.Context, h *engine.Host, d cachedir.Info, _ io.Writer) error {
 					return h.SetQuota(d.ID, int64(n))
 				})
 		},

@@ -28,32 +28,24 @@ func (o *cryptOptions) add(f *pflag.FlagSet) {
 
 // secret returns the user's key; nil if there is none.
 func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
-	s, given, err := keyOf(inv, o.keyFile, keyEnv, crypt.ParseSecret)
-	switch {
-	case err != nil && o.keyFile != "":
-		return nil, fmt.Errorf("--encryption-key-file: %w", err)
-	case err != nil || !given:
+	s, given, err := keyOf(inv, "encryption-key-file", o.keyFile, keyEnv, crypt.ParseSecret)
+	if err != nil || !given {
 		return nil, err
 	}
 	return &s, nil
 }
 
-// keyOf reads a key from a file or, if none is named, from a variable. given is whether there is one. Errors name the
-// file or the variable, and reveal nothing of the content.
-func keyOf[T any](inv *invocation, file, variable string, parse func(text []byte) (T, error)) (
+// keyOf reads a key from the file that a flag names or, if it names none, from a variable. given is whether there is
+// one. Errors name the flag and the file, or the variable, and reveal nothing of the content.
+func keyOf[T any](inv *invocation, flag, file, variable string, parse func(text []byte) (T, error)) (
 	key T, given bool, err error) {
 	text, from := []byte(inv.environ(variable)), variable
 	if file != "" {
-		if from, err = inv.abs(file); err != nil {
-			return key, true, err
+		if file, err = inv.abs(file); err == nil {
+			text, err = headOf(file)
 		}
-		f, err := os.Open(from)
-		if err == nil {
-			text, err = io.ReadAll(io.LimitReader(f, 4096)) // more is no key
-			_ = f.Close()
-		}
-		if err != nil {
-			return key, true, err
+		if from = "--" + flag + ": " + file; err != nil {
+			return key, true, fmt.Errorf("--%s: %w", flag, err)
 		}
 	} else if len(text) == 0 {
 		return key, false, nil
@@ -62,6 +54,16 @@ func keyOf[T any](inv *invocation, file, variable string, parse func(text []byte
 		err = fmt.Errorf("%s: %w", from, err)
 	}
 	return key, true, err
+}
+
+// headOf reads more of a file than a key can have.
+func headOf(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 4096))
 }
 
 func cacheRekeyCommand(cache *cacheFlags) *cobra.Command {
@@ -83,13 +85,14 @@ directory and fill a new one.`,
 			if newFile == "" {
 				return cli.Usagef("give the new key: --new-encryption-key-file FILE")
 			}
-			s, _, err := keyOf(invocationOf(c.Context()), newFile, "", crypt.ParseSecret)
+			inv := invocationOf(c.Context())
+			s, _, err := keyOf(inv, "new-encryption-key-file", newFile, "", crypt.ParseSecret)
 			if err != nil {
-				return fmt.Errorf("--new-encryption-key-file: %w", err)
+				return err
 			}
 			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
 				err := h.Rekey(s)
-				h.Audit().Write(outcome(audit.Event{Event: "cache_rekey", KeyID: s.ID(), Peer: peerOf(c)}, err))
+				h.Audit().Write(outcome(audit.Event{Event: "cache_rekey", KeyID: s.ID(), Peer: inv.who()}, err))
 				if err != nil {
 					return err
 				}

@@ -45,8 +45,6 @@ func invocationOf(ctx context.Context) *invocation {
 	return &invocation{Voice: daemon.Own}
 }
 
-func peerOf(c *cobra.Command) *audit.Peer { return invocationOf(c.Context()).who() }
-
 func (inv *invocation) who() *audit.Peer {
 	if inv.verb != nil && inv.verb.Peer != nil {
 		return inv.verb.Peer

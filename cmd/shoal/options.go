@@ -447,7 +447,7 @@ func checkNear(near engine.NearTier) error {
 
 func (o *storeOptions) options(inv *invocation) (all objstore.StoreOptions, err error) {
 	all = o.value
-	all.CustomerKey, _, err = keyOf(inv, "", customerKeyVariable, objstore.ParseCustomerKey)
+	all.CustomerKey, _, err = keyOf(inv, "", "", customerKeyVariable, objstore.ParseCustomerKey)
 	return all, err
 }
 

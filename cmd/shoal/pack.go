@@ -163,9 +163,7 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 	case "none":
 		to.Store.CustomerKey = objstore.CustomerKey{}
 	default:
-		if to.Store.CustomerKey, _, err = keyOf(inv, destKeyFile, "", objstore.ParseCustomerKey); err != nil {
-			err = fmt.Errorf("--dest-sse-c-key-file: %w", err)
-		}
+		to.Store.CustomerKey, _, err = keyOf(inv, "dest-sse-c-key-file", destKeyFile, "", objstore.ParseCustomerKey)
 	}
 	return from, to, err
 }
