@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -305,9 +306,8 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 	var listed atomic.Int64
 	cfg.Progress = func(n int) { listed.Store(int64(n)) }
 	telling, stop := context.WithCancel(ctx)
-	stopped := make(chan struct{})
-	go func() {
-		defer close(stopped)
+	var stopped sync.WaitGroup
+	stopped.Go(func() {
 		begun, told, silent := time.Now(), int64(0), 0
 		for range pause.Every(telling, time.Second) {
 			n := listed.Load()
@@ -320,10 +320,10 @@ func openEngine(ctx context.Context, inv *invocation, h *engine.Host, cfg engine
 					cfg.Source, time.Since(begun).Seconds(), human.Count(n, "object"))
 			}
 		}
-	}()
+	})
 	e, err := h.Open(ctx, cfg)
 	stop()
-	<-stopped
+	stopped.Wait()
 	return e, wrongUse(err)
 }
 

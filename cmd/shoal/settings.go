@@ -34,21 +34,17 @@ const (
 )
 
 // reservedEnv are variables with the prefix of settings that are none: for Shoal's processes, tests and Python client.
-var reservedEnv = map[string]bool{
-	configEnv: true, settledEnv: true, daemon.ReadyEnv: true, daemon.SupervisedEnv: true, daemon.KeptEnv: true,
-	daemon.KeeperEnv: true, scopeEnv: true, pprofEnv: true, s3ConnectionsEnv: true, daemon.DrainEnv: true,
-	"SHOAL_DEBUG": true, "SHOAL_RUN_NAME": true, "SHOAL_CERTS": true, "SHOAL_FEEDSERVER": true,
-	"SHOAL_VERSITYGW": true, "SHOAL_PTXAS": true, "SHOAL_KILLS": true, "SHOAL_HANG": true, "SHOAL_FEED_KILLS": true,
-	"SHOAL_FEED_RUN": true, "SHOAL_KILLPOINT": true, "SHOAL_KILLPOINTS_LOG": true, "SHOAL_STEPS": true,
-	"SHOAL_PYTHON": true, "SHOAL_BENCH_FILES": true, "SHOAL_BENCH_HUGE": true, "SHOAL_FUSEFS_TEST_READER": true,
-	"SHOAL_FUSEFS_TEST_SERVE": true, "SHOAL_WEIGHTS": true,
-}
+var reservedEnv = []string{configEnv, settledEnv, daemon.ReadyEnv, daemon.SupervisedEnv, daemon.KeptEnv,
+	daemon.KeeperEnv, scopeEnv, pprofEnv, s3ConnectionsEnv, daemon.DrainEnv, "SHOAL_DEBUG", "SHOAL_RUN_NAME",
+	"SHOAL_CERTS", "SHOAL_FEEDSERVER", "SHOAL_VERSITYGW", "SHOAL_PTXAS", "SHOAL_KILLS", "SHOAL_HANG", "SHOAL_FEED_KILLS",
+	"SHOAL_FEED_RUN", "SHOAL_KILLPOINT", "SHOAL_KILLPOINTS_LOG", "SHOAL_STEPS", "SHOAL_PYTHON", "SHOAL_BENCH_FILES",
+	"SHOAL_BENCH_HUGE", "SHOAL_FUSEFS_TEST_READER", "SHOAL_FUSEFS_TEST_SERVE", "SHOAL_WEIGHTS"}
 
 // secretEnv are the variables that hold secrets, which no flag may.
 var secretEnv = []string{tokenEnv, keyEnv, customerKeyVariable}
 
 func reserved(name string) bool {
-	return reservedEnv[name] || slices.Contains(secretEnv, name) || strings.HasPrefix(name, "SHOAL_TEST_") ||
+	return slices.Contains(slices.Concat(reservedEnv, secretEnv), name) || strings.HasPrefix(name, "SHOAL_TEST_") ||
 		strings.HasPrefix(name, "SHOAL_CUDA_")
 }
 

@@ -79,7 +79,7 @@ func (s *Schema) Find(paths []string) (*File, error) {
 // Parse parses a file. Unknown names, duplicate keys, and values of the wrong form are errors that wrap [ErrWrong] and
 // name path and line; the file then has the rest. Whether values are valid is not checked yet.
 func (s *Schema) Parse(path string, data []byte) (*File, error) {
-	p := parser{schema: s, file: &File{Path: path}, known: map[*cobra.Command]map[string]bool{}}
+	p := parser{schema: s, file: &File{Path: path}}
 	if len(data) > maxFile {
 		return nil, wrong{fmt.Sprintf("%s is larger than 1 MiB: it is no configuration file", path)}
 	}
@@ -115,14 +115,6 @@ type parser struct {
 	schema *Schema
 	file   *File
 	errs   []error
-	known  map[*cobra.Command]map[string]bool
-}
-
-func (p *parser) settingsOf(c *cobra.Command) map[string]bool {
-	if p.known[c] == nil {
-		p.known[c] = settingsOf(c)
-	}
-	return p.known[c]
 }
 
 func (p *parser) fail(at *yaml.Node, format string, args ...any) {
@@ -156,7 +148,7 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 		p.fail(at, "nested too deep")
 		return
 	}
-	seen := map[string]int{} // to their lines
+	known, seen := settingsOf(c), map[string]int{} // of names, to their lines
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if len(p.file.entries) > maxEntries || len(p.errs) > 100 {
 			p.errs = p.errs[:min(len(p.errs), 100)]
@@ -173,22 +165,22 @@ func (p *parser) section(c *cobra.Command, verbs []string, n *yaml.Node, depth i
 			continue
 		}
 		seen[key.Value] = key.Line
-		p.pair(c, verbs, key, value, depth)
+		p.pair(c, known, verbs, key, value, depth)
 	}
 }
 
-// pair parses one key of a section.
-func (p *parser) pair(c *cobra.Command, verbs []string, key, value *yaml.Node, depth int) {
+// pair parses one key of a section, whose settings are known.
+func (p *parser) pair(c *cobra.Command, known map[string]bool, verbs []string, key, value *yaml.Node, depth int) {
 	v := resolve(value)
 	name := key.Value
 	sub := subcommand(c, name)
-	takesList, isSetting := p.settingsOf(c)[name]
+	takesList, isSetting := known[name]
 	if sub != nil && (v.Kind == yaml.MappingNode || v.ShortTag() == "!!null" || !isSetting) {
 		p.section(sub, append(slices.Clone(verbs), name), value, depth+1)
 		return
 	}
 	if !isSetting {
-		p.unknown(c, verbs, key)
+		p.unknown(c, known, verbs, key)
 		return
 	}
 	e := entry{verbs: verbs, name: name, line: key.Line}
@@ -238,8 +230,8 @@ func subcommand(c *cobra.Command, name string) *cobra.Command {
 	return nil
 }
 
-func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node) {
-	settings := slices.Sorted(maps.Keys(p.settingsOf(c)))
+func (p *parser) unknown(c *cobra.Command, known map[string]bool, verbs []string, key *yaml.Node) {
+	settings := slices.Sorted(maps.Keys(known))
 	for _, sub := range c.Commands() {
 		if Has(sub) {
 			settings = append(settings, sub.Name())
@@ -259,7 +251,7 @@ func (p *parser) unknown(c *cobra.Command, verbs []string, key *yaml.Node) {
 		p.fail(key, "%s: no such setting; did you mean %s?", key.Value, near)
 		return
 	}
-	if _, others := p.settingsOf(p.schema.Root)[word]; others && c != p.schema.Root {
+	if _, others := settingsOf(p.schema.Root)[word]; others && c != p.schema.Root {
 		p.fail(key, "%s: %s has no such setting, but other verbs have it: write it in the section of one, or at the "+
 			"top for all", key.Value, strings.Join(append([]string{p.schema.Root.Name()}, verbs...), " "))
 		return
