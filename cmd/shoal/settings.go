@@ -36,9 +36,9 @@ const (
 // reservedEnv are variables with the prefix of settings that are none: for Shoal's processes, tests and Python client.
 var reservedEnv = []string{configEnv, settledEnv, daemon.ReadyEnv, daemon.SupervisedEnv, daemon.KeptEnv,
 	daemon.KeeperEnv, scopeEnv, pprofEnv, s3ConnectionsEnv, daemon.DrainEnv, "SHOAL_DEBUG", "SHOAL_RUN_NAME",
-	"SHOAL_CERTS", "SHOAL_FEEDSERVER", "SHOAL_VERSITYGW", "SHOAL_PTXAS", "SHOAL_KILLS", "SHOAL_HANG", "SHOAL_FEED_KILLS",
-	"SHOAL_FEED_RUN", "SHOAL_KILLPOINT", "SHOAL_KILLPOINTS_LOG", "SHOAL_STEPS", "SHOAL_PYTHON", "SHOAL_BENCH_FILES",
-	"SHOAL_BENCH_HUGE", "SHOAL_FUSEFS_TEST_READER", "SHOAL_FUSEFS_TEST_SERVE", "SHOAL_WEIGHTS"}
+	"SHOAL_CERTS", "SHOAL_FEEDSERVER", "SHOAL_VERSITYGW", "SHOAL_PTXAS", "SHOAL_KILLS", "SHOAL_HANG",
+	"SHOAL_FEED_KILLS", "SHOAL_FEED_RUN", "SHOAL_KILLPOINT", "SHOAL_KILLPOINTS_LOG", "SHOAL_STEPS", "SHOAL_PYTHON",
+	"SHOAL_BENCH_FILES", "SHOAL_BENCH_HUGE", "SHOAL_FUSEFS_TEST_READER", "SHOAL_FUSEFS_TEST_SERVE", "SHOAL_WEIGHTS"}
 
 // secretEnv are the variables that hold secrets, which no flag may.
 var secretEnv = []string{tokenEnv, keyEnv, customerKeyVariable}
