@@ -40,8 +40,7 @@ var variables = map[string]string{"endpoint": "AWS_ENDPOINT_URL", "region": "AWS
 // ownSecrets are the keys that a Secret may have. A variable that names a file or a program is none: it would be the
 // driver's.
 var ownSecrets = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST",
-	"AWS_REGION", "AWS_DEFAULT_REGION",
-	"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "SHOAL_SSE_C_KEY"}
+	"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "SHOAL_SSE_C_KEY"}
 
 // ofStore are the driver's variables that a volume with rights of its own has, too.
 var ofStore = []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3",

@@ -15,9 +15,8 @@ import (
 type auditOptions struct{ auditLog string }
 
 func (o *auditOptions) add(f *pflag.FlagSet) {
-	f.StringVar(&o.auditLog, "audit-log", "",
-		"log mounts, sessions, plans and cache changes to this file, one JSON object a line\n(default: no log; "+
-			"docs/security.md)")
+	f.StringVar(&o.auditLog, "audit-log", "", "log mounts, sessions, plans and cache changes to this file, one JSON "+
+		"object a line\n(default: no log; docs/security.md)")
 }
 
 func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {

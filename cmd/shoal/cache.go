@@ -195,9 +195,8 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 	}
 	entries := []cacheEntry{}
 	for _, d := range all {
-		entries = append(entries,
-			cacheEntry{h.Path(), hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files, d.Bytes, d.DiskBytes,
-				d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
+		entries = append(entries, cacheEntry{h.Path(), hex.EncodeToString(d.ID[:]), d.Source, d.Version, d.Files,
+			d.Bytes, d.DiskBytes, d.Quota, d.Pinned, d.Open, d.Users, d.LastUsed})
 	}
 	if asJSON {
 		return settings.WriteJSON(out, entries)
@@ -220,8 +219,7 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 			used = humanize.Time(e.LastUsed)
 		}
 		source, _, _ := strings.Cut(e.Source, "?")
-		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			e.ID, source, human.Number(e.Files), human.Bytes(e.Bytes),
+		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, human.Number(e.Files), human.Bytes(e.Bytes),
 			human.Bytes(e.Disk), quota, strings.Join(state, ","), used)
 	}
 	return w.Flush()
@@ -249,8 +247,7 @@ func (cache *cacheFlags) verb(name, short, long string,
 func removeCached(_ context.Context, h *engine.Host, d cachedir.Info, out io.Writer) error {
 	err := h.Remove(d.ID)
 	if err == nil {
-		fmt.Fprintf(out, "removed %s of %s\n",
-			human.Bytes(d.DiskBytes), titles.ReplaceAllString(d.Source, "$1$3"))
+		fmt.Fprintf(out, "removed %s of %s\n", human.Bytes(d.DiskBytes), titles.ReplaceAllString(d.Source, "$1$3"))
 	}
 	return err
 }

@@ -67,12 +67,10 @@ What is removed in DIR stays in DEST, unless --delete is given (docs/checkpoints
 		"other hosts with this flag may carry to DEST, too; last names wait for this host's files only")
 	o.cluster.addEtcd(c, "etcd://HOST:PORT[,…]/NAME: other hosts with the same value may carry to DEST, too; last "+
 		"names wait for the files of all (docs/checkpoints.md)")
-	f.IntVar(&o.config.Copies, "copies", 1,
-		"2: closed files are also copied to another host of --cluster, which publishes them if this one is lost "+
-			"(other hosts' copies are kept in --cache-dir, else on DIR's disk)")
-	f.StringVar(&o.cluster.Advertise, "advertise", "",
-		"HOST:PORT at which the others reach this host for --copies (default: this machine's address towards etcd, "+
-			"any port)")
+	f.IntVar(&o.config.Copies, "copies", 1, "2: closed files are also copied to another host of --cluster, which "+
+		"publishes them if this one is lost (other hosts' copies are kept in --cache-dir, else on DIR's disk)")
+	f.StringVar(&o.cluster.Advertise, "advertise", "", "HOST:PORT at which the others reach this host for --copies "+
+		"(default: this machine's address towards etcd, any port)")
 	f.BoolVar(&o.cluster.Insecure, "cluster-insecure", false,
 		"--copies without encryption: anyone in this network can read and replace them")
 	f.StringVar(&o.admin, "admin", "", "HOST:PORT for /metrics and /healthz, such as 127.0.0.1:7073 (docs/metrics.md)")

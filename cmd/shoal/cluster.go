@@ -329,9 +329,8 @@ func (o *clusterOptions) add(c *cobra.Command) {
 func (o *clusterOptions) addEtcd(c *cobra.Command, use string) {
 	f := c.Flags()
 	f.StringVar(&o.URL, "cluster", "", use)
-	f.StringVar(&o.Cert, "cluster-cert", "",
-		"certificate of this node for other nodes and etcd, PEM; anyone with one from --cluster-ca can read all that "+
-			"is cached")
+	f.StringVar(&o.Cert, "cluster-cert", "", "certificate of this node for other nodes and etcd, PEM; anyone with one "+
+		"from --cluster-ca can read all that is cached")
 	f.StringVar(&o.Key, "cluster-key", "", "key of --cluster-cert, PEM")
 	f.StringVar(&o.CA, "cluster-ca", "", "authority that signs the certificates of all nodes and etcd, PEM")
 }
@@ -355,9 +354,8 @@ func (o *clusterOptions) etcd(inv *invocation) (at cluster.Address, config *tls.
 func (o *clusterOptions) addNode(c *cobra.Command) {
 	o.add(c)
 	f := c.Flags()
-	f.StringVar(&o.Advertise, "advertise", "",
-		"HOST:PORT where the cluster's other nodes reach this one (default: this machine's address towards etcd, "+
-			"port 7073)")
+	f.StringVar(&o.Advertise, "advertise", "", "HOST:PORT where the cluster's other nodes reach this one (default: "+
+		"this machine's address towards etcd, port 7073)")
 	f.StringVar(&o.Zone, "zone", "", "this node's zone: its nodes own datasets together, and ask other zones last")
 }
 

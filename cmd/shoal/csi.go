@@ -39,8 +39,7 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			keeper := os.Getenv(daemon.KeeperEnv)
 			switch {
 			case keeper == "":
-				return cli.Usagef(
-					"%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock",
+				return cli.Usagef("%s is not set: give the address of a keeper, such as unix:///run/shoal/keeper.sock",
 					daemon.KeeperEnv)
 			case eo.cacheDir == "":
 				return cli.Usagef("give a --cache-dir on a disk of the node")

@@ -124,9 +124,8 @@ SHA-256 over (sample u64, length u64, bytes), little-endian, of all valid rows i
 	f.Uint32Var(&open.Credits, "credits", 4, "batches that the server may send ahead")
 	f.Uint32Var(&open.Weight, "weight", 1,
 		"prefetching weight of this session relative to the daemon's other streams, 1 to 1000")
-	f.StringVar(&o.transport, "transport", "auto",
-		"how batches are transferred: slots (memory shared with a server on this host), chunks (over the "+
-			"connection), or auto")
+	f.StringVar(&o.transport, "transport", "auto", "how batches are transferred: slots (memory shared with a server "+
+		"on this host), chunks (over the connection), or auto")
 	f.UintVar(&o.batches, "batches", 0, "stop after so many batches (0: at the end)")
 	f.BoolVar(&o.asJSON, "json", false, "print the versioned JSON (docs/stats.md)")
 	c.PreRun = func(c *cobra.Command, _ []string) {
@@ -190,9 +189,8 @@ func (o *feedOptions) run(c *cobra.Command, addr string) error {
 				oneLine(fmt.Sprintf("skipped sample %d, %s: %s", bad.GetId(), bad.GetPath(), bad.GetCause())))
 		}
 		b.Release()
-		bar.Set(r.Batches, total,
-			fmt.Sprintf("%s, %.0f samples/s", human.Count(r.Batches, "batch"),
-				float64(r.Samples)/time.Since(start).Seconds()))
+		bar.Set(r.Batches, total, fmt.Sprintf("%s, %.0f samples/s", human.Count(r.Batches, "batch"),
+			float64(r.Samples)/time.Since(start).Seconds()))
 	}
 	bar.Done("")
 	r.Seconds, r.Stall, r.Epochs = time.Since(start).Seconds(), stream.Stalled().Seconds(), stream.Epochs()

@@ -46,8 +46,7 @@ daemon verifies what it reads. The directory must not be in use.`,
 				err = json.NewEncoder(out).Encode(r)
 			} else {
 				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"),
-					human.Count(r.Segments, "segment"), human.Count(r.Records, "record"),
-					human.Bytes(r.Bytes))
+					human.Count(r.Segments, "segment"), human.Count(r.Records, "record"), human.Bytes(r.Bytes))
 				for _, f := range r.Findings {
 					fmt.Fprintln(out, f)
 				}

@@ -237,9 +237,8 @@ func answers(h *engine.Host, m *mounted) *daemon.Answers {
 func attach(ctx context.Context, cacheDir string, args []string, env map[string]string, out io.Writer) error {
 	err := daemon.Ask(ctx, daemon.OfCache(cacheDir), args, env, out)
 	if errors.Is(err, daemon.ErrNobody) {
-		err = fmt.Errorf(
-			"%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what it "+
-				"holds; shoal mount SOURCE MOUNTPOINT --cache-dir %s starts one)", err, cacheDir, cacheDir, cacheDir)
+		err = fmt.Errorf("%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what "+
+			"it holds; shoal mount SOURCE MOUNTPOINT --cache-dir %s starts one)", err, cacheDir, cacheDir, cacheDir)
 	}
 	return err
 }

@@ -36,13 +36,11 @@ type mountOptions struct {
 
 func (o *mountOptions) add(c *cobra.Command) {
 	f := c.Flags()
-	addChoice(f, &o.kernelCache, "kernel-cache",
-		"keep file pages in the kernel's cache between opens: auto (if the dataset fits half of the available "+
-			"memory), on, off", "auto", "on", "off")
-	addChoice(f, &o.transport, "fuse-transport",
-		"how requests come from the kernel: uring (io_uring, Linux 6.14, switched on by root), dev (/dev/fuse), auto "+
-			"(uring if possible and files are small)",
-		fusefs.TransportAuto, fusefs.TransportURing, fusefs.TransportDev)
+	addChoice(f, &o.kernelCache, "kernel-cache", "keep file pages in the kernel's cache between opens: auto (if the "+
+		"dataset fits half of the available memory), on, off", "auto", "on", "off")
+	addChoice(f, &o.transport, "fuse-transport", "how requests come from the kernel: uring (io_uring, Linux 6.14, "+
+		"switched on by root), dev (/dev/fuse), auto (uring if possible and files are small)", fusefs.TransportAuto,
+		fusefs.TransportURing, fusefs.TransportDev)
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
 }
 

@@ -134,15 +134,12 @@ func (o *engineOptions) add(c *cobra.Command) {
 			"uniform:seed=S,\nwindowed:seed=S,window=W (packed sources), "+
 			"mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none "+
 			"(docs/orders.md)")
-	addChoice(f, &o.data.Recode, "recode",
-		"keep JPEG files on disk in a form that is smaller and faster to decode, made in idle CPU time: auto "+
-			"(once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
-	addChoice(f, &o.daemon, "daemon",
-		"go to the background once ready; log to CACHE-DIR/shoal.log. --daemon=supervised: and restart at once if it "+
-			"dies", yes, no, supervised)
-	f.StringVar(&o.admin, "admin", "",
-		"address for the dashboard, /stats, /metrics, /healthz and /readyz, such as 127.0.0.1:7071; without a host, "+
-			"loopback (default: none)")
+	addChoice(f, &o.data.Recode, "recode", "keep JPEG files on disk in a form that is smaller and faster to decode, "+
+		"made in idle CPU time: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
+	addChoice(f, &o.daemon, "daemon", "go to the background once ready; log to CACHE-DIR/shoal.log. "+
+		"--daemon=supervised: and restart at once if it dies", yes, no, supervised)
+	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as "+
+		"127.0.0.1:7071; without a host, loopback (default: none)")
 }
 
 // addHost adds the flags of a cache directory.
@@ -155,9 +152,8 @@ func (o *engineOptions) addHost(c *cobra.Command) {
 		"empty a --cache-dir in an old format that this version does not read")
 	f.Var(&o.cacheSize, "cache-size",
 		"maximum disk usage of --cache-dir: a size, a share such as 80% of the free space, or auto (80%)")
-	f.Var(&o.memory, "memory",
-		"maximum memory of the daemon: a size, a share such as 50% of the container's limit, or auto (80%; without a "+
-			"limit, 25% of the machine)")
+	f.Var(&o.memory, "memory", "maximum memory of the daemon: a size, a share such as 50% of the container's limit, "+
+		"or auto (80%; without a limit, 25% of the machine)")
 	o.cryptOptions.add(f)
 	o.log.add(c)
 	o.auditOptions.add(f)
@@ -172,10 +168,9 @@ func (o *engineOptions) addData(c *cobra.Command) {
 		"read SOURCE from this shard set (shoal pack) if it holds the same version")
 	addChoice(f, &o.badShards, "bad-shards",
 		"damaged or missing shards: error, or skip (leave out their samples, with a warning)", "error", "skip")
-	f.StringVar(&o.data.Samples, "samples", "images",
-		"which files are numbered: images, *, extensions after the first dot such as .jpg,.png, or a glob on the "+
-			"name; rows: the contents of objects: rows of .csv and .tsv, documents of .bin and .idx, pictures of "+
-			"MDS and Parquet; rows:COLUMN: a column of those (docs/records.md)")
+	f.StringVar(&o.data.Samples, "samples", "images", "which files are numbered: images, *, extensions after the "+
+		"first dot such as .jpg,.png, or a glob on the name; rows: the contents of objects: rows of .csv and .tsv, "+
+		"documents of .bin and .idx, pictures of MDS and Parquet; rows:COLUMN: a column of those (docs/records.md)")
 	f.Var(&o.connections, "connections",
 		"requests in flight to the object store: up to 512, or auto (adapts to the highest throughput)")
 	o.store.add(c)
@@ -423,9 +418,8 @@ func (o *storeOptions) Set(text string) (err error) {
 // addNear adds the flags of the near tier (docs/near.md).
 func addNear(c *cobra.Command, near *engine.NearTier) {
 	f := c.Flags()
-	f.StringVar(&near.URL, "near", "",
-		"s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read first, and filled with what "+
-			"is read from SOURCE (docs/near.md)")
+	f.StringVar(&near.URL, "near", "", "s3://BUCKET/PREFIX of an S3 engine near the GPUs, shared by all nodes: read "+
+		"first, and filled with what is read from SOURCE (docs/near.md)")
 	f.StringVar(&near.Endpoint, "near-endpoint", "", "URL of the --near engine (default: SOURCE's endpoint)")
 	f.StringVar(&near.Profile, "near-profile", "",
 		"profile with the credentials of the --near engine (default: SOURCE's credentials)")

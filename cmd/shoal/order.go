@@ -309,13 +309,11 @@ func (c epochCertificate) write(w io.Writer) error {
 	}
 	if l := c.Labels; l != nil {
 		fmt.Fprintf(&b, "  labels   %s classes; a batch's total variation from the epoch is %.4f, at most %.4f; at "+
-			"random %.4f\n",
-			human.Number(l.Classes), l.Variation, l.Worst, l.Random)
+			"random %.4f\n", human.Number(l.Classes), l.Variation, l.Worst, l.Random)
 	}
 	for _, r := range c.Ranks {
 		fmt.Fprintf(&b, "  rank %-3d %s positions of %s classes; their total variation from the epoch is %.4f; at "+
-			"random %.4f\n",
-			r.Rank, human.Number(r.Positions), human.Number(r.Classes), r.Variation, r.Random)
+			"random %.4f\n", r.Rank, human.Number(r.Positions), human.Number(r.Classes), r.Variation, r.Random)
 	}
 	_, err := w.Write(b.Bytes())
 	return err

@@ -138,16 +138,14 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 		fmt.Fprintf(c.OutOrStdout(), "resumed: %s of %s were there already\n", human.Number(res.Resumed),
 			human.Count(res.Shards, "shard"))
 	}
-	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n",
-		human.Count(res.Files, "file"), human.Bytes(res.Bytes), human.Count(res.Shards, "shard"),
-		args[1], res.Version)
+	fmt.Fprintf(c.OutOrStdout(), "%s, %s, in %s under %s; dataset version %.12s\n", human.Count(res.Files, "file"),
+		human.Bytes(res.Bytes), human.Count(res.Shards, "shard"), args[1], res.Version)
 	if res.Cost.Priced {
 		fmt.Fprintf(c.OutOrStdout(), "sent: %s\n", res.Cost)
 	}
 	if n := res.Escaped.Files; n > 0 {
-		fmt.Fprintf(c.OutOrStdout(),
-			"%s names were escaped in the tars, which WebDataset would have merged or left out; a mount shows the "+
-				"original ones\n", human.Number(n))
+		fmt.Fprintf(c.OutOrStdout(), "%s names were escaped in the tars, which WebDataset would have merged or left "+
+			"out; a mount shows the original ones\n", human.Number(n))
 	}
 	return nil
 }
@@ -323,9 +321,8 @@ func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, d
 	}
 	bar := daemon.Own.Step("packing")
 	o.Progress = func(p shard.Progress) {
-		bar.Set(p.Files, p.TotalFiles,
-			fmt.Sprintf("%s of %s, %d of %d shards",
-				human.Bytes(p.Bytes), human.Bytes(p.TotalBytes), p.Shards, p.TotalShards))
+		bar.Set(p.Files, p.TotalFiles, fmt.Sprintf("%s of %s, %d of %d shards", human.Bytes(p.Bytes),
+			human.Bytes(p.TotalBytes), p.Shards, p.TotalShards))
 	}
 	res, err = shard.Pack(ctx, m, src, dst, prefix, o)
 	if err != nil {

@@ -281,8 +281,7 @@ func (p *predictor) synthetic(ctx context.Context) error {
 	})
 }
 
-// source lists a dataset into a temporary catalog: the user's own may be in use, and has a --cache-size of its
-// own.
+// source lists a dataset into a temporary catalog: the user's own may be in use, and has a --cache-size of its own.
 func (p *predictor) source(ctx context.Context, source string) (err error) {
 	if _, err := objstore.ParseSource(source); err != nil {
 		return cli.Usage(err)
@@ -389,9 +388,8 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 	}
 	if step := p.o.nodes * c.Accelerators * c.Batch; d.Samples < step {
 		return cli.Usagef("%s are less than one step: %s of a batch of %d take %s (give fewer --nodes or "+
-			"--accelerators, a smaller --batch, or more samples)",
-			human.Count(d.Samples, "sample"), human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch,
-			human.Number(step))
+			"--accelerators, a smaller --batch, or more samples)", human.Count(d.Samples, "sample"),
+			human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch, human.Number(step))
 	}
 	c.Watch = func(int, int, int) bool { return ctx.Err() == nil }
 	explain := func(err error) error {
@@ -403,9 +401,8 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		}
 		if little, ok := errors.AsType[*sim.MemoryError](err); ok {
 			return fmt.Errorf("--memory %s leaves %s for data beside the metadata of %s, and simulating it takes %s "+
-				"(give at least %s)", human.Bytes(p.o.memory),
-				human.Bytes(little.Have), human.Count(d.Samples, "sample"),
-				human.Bytes(little.Need),
+				"(give at least %s)", human.Bytes(p.o.memory), human.Bytes(little.Have),
+				human.Count(d.Samples, "sample"), human.Bytes(little.Need),
 				cachedir.RoundUp(p.o.memory+(little.Need-little.Have)*4/3+1))
 		}
 		return err
@@ -539,9 +536,8 @@ func (p *predictor) print(r planReport) error {
 		"cached\tahead\twaited for\tbound by\t")
 	for _, e := range r.Epochs {
 		share := func(n int64) string { return fmt.Sprintf("%.1f%%", 100*float64(n)/float64(e.Samples)) }
-		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t",
-			e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds), seconds(e.Stall),
-			human.Bytes(e.Bytes), human.Number(e.Requests))
+		fmt.Fprintf(w, "%d\t%.1f%%\t%s\t%s\t%s\t%s\t", e.Epoch.Epoch, 100*e.Utilisation, seconds(e.Seconds),
+			seconds(e.Stall), human.Bytes(e.Bytes), human.Number(e.Requests))
 		if o.tiered {
 			fmt.Fprintf(w, "%s\t", human.Bytes(e.Near.Bytes))
 		}
@@ -583,9 +579,8 @@ func (e planEpoch) verdict() string {
 	head := fmt.Sprintf("epoch %d: ", e.Epoch.Epoch)
 	switch e.Bound {
 	case uneven:
-		return head + fmt.Sprintf(
-			"no limit is reached: %s, the nearest, takes %.0f%% of the time; bytes are missing in bursts, or the "+
-				"first batches wait, for longer than --memory and --prefetch bridge", bound.Name,
+		return head + fmt.Sprintf("no limit is reached: %s, the nearest, takes %.0f%% of the time; bytes are missing "+
+			"in bursts, or the first batches wait, for longer than --memory and --prefetch bridge", bound.Name,
 			100*bound.Seconds/e.Seconds)
 	case "compute":
 		next := e.Limits.Others()[0]

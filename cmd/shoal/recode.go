@@ -37,8 +37,7 @@ type recoded struct {
 	kept    atomic.Int64      // unchanged files: not pictures, or broken ones
 }
 
-// recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are
-// reused.
+// recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are reused.
 func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r gpuingest.Recode, spool string,
 	connections int) (_ *recoded, err error) {
 	out := &recoded{objects: make([]objstore.Object, m.Len())}

@@ -54,9 +54,8 @@ const (
 	// on 2 cores beside a bare go-fuse filesystem: 0.83 and 0.90 with 2, 0.96 and 1.03 with 4 (medians of 7 rounds
 	// each, lab/bench warm of that day, 2026-11-21); the ceiling itself does not change by it.
 	//
-	// While much is fetched it is one for each core: more threads take the cores from the readers. Cold
-	// epoch, order known, on the same machine: 3,140 files/s with 2, 2,890 with 3, 2,740 with 4 (medians of
-	// 6 runs each).
+	// While much is fetched it is one for each core: more threads take the cores from the readers. Cold epoch, order
+	// known, on the same machine: 3,140 files/s with 2, 2,890 with 3, 2,740 with 4 (medians of 6 runs each).
 	warmProcs = 4
 	// procsTick is short compared with an epoch. A change stops all goroutines for about 50 µs.
 	procsTick = 100 * time.Millisecond

@@ -42,9 +42,8 @@ Clients on other machines connect to tls:// addresses with a certificate or a to
 	s.feed.security.add(c)
 	eo.s3.add(c.Flags(), "s3", alsoS3, &s.feed.security.files)
 	f := c.Flags()
-	f.StringArrayVar(&s.feed.listen, "listen", []string{defaultFeed},
-		"address of the feed: unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT; may be repeated. Without root the "+
-			"default is in $XDG_RUNTIME_DIR")
+	f.StringArrayVar(&s.feed.listen, "listen", []string{defaultFeed}, "address of the feed: unix:///PATH, "+
+		"tcp://HOST:PORT or tls://HOST:PORT; may be repeated. Without root the default is in $XDG_RUNTIME_DIR")
 	f.Lookup("listen").DefValue = "[" + rootsFeed + "]"
 	f.StringVar(&mountpoint, "mount", "", "also mount the dataset here")
 	f.StringVar(&s.feed.group, "socket-group", "",

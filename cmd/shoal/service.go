@@ -281,9 +281,8 @@ func startAdmin(addr string, at *daemon.Life, log *slog.Logger, e *engine.Engine
 	if addr == "" {
 		return nil, func() {}, nil
 	}
-	bound, stop, err := admin.Listen(addr,
-		admin.Options{Version: version, Stats: stats, Ready: at.Err, CacheMap: e.CacheMap,
-			Profiles: os.Getenv(pprofEnv) != "", Log: log})
+	bound, stop, err := admin.Listen(addr, admin.Options{Version: version, Stats: stats, Ready: at.Err,
+		CacheMap: e.CacheMap, Profiles: os.Getenv(pprofEnv) != "", Log: log})
 	if err != nil {
 		return nil, nil, err
 	}

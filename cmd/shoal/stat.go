@@ -165,9 +165,8 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 		human.Bytes(s.GetBytes), s.LatencyP50*1e3, s.LatencyP99*1e3, s.InFlight, storeErrors(s.StoreErrors))
 	if n := s.Near; n != nil {
 		row("near", "%s, %s: %s of %s answered, %s; %s put, %s dropped, %s damaged, %s; p50 %.1f ms", n.Tier, n.State,
-			human.Number(n.Hits), human.Count(n.Reads, "read"),
-			human.Bytes(n.Bytes), human.Count(n.Puts, "copy"), human.Number(n.Dropped), human.Number(n.Damaged),
-			human.Count(n.Errors, "error"), n.Median*1e3)
+			human.Number(n.Hits), human.Count(n.Reads, "read"), human.Bytes(n.Bytes), human.Count(n.Puts, "copy"),
+			human.Number(n.Dropped), human.Number(n.Damaged), human.Count(n.Errors, "error"), n.Median*1e3)
 	}
 	if n := s.Cluster; n != nil {
 		row("cluster", "%s, %s: %s, this one owns %.1f%%; %s from other nodes, %s given to them%s", n.Cluster, n.State,
@@ -176,9 +175,8 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	}
 	printCost(row, s.Cost)
 	m := s.Memory
-	row("memory", "%s of %s for data (idle %s, peak %s), RSS %s, %d goroutines",
-		human.Bytes(m.Used), human.Bytes(m.Limit), human.Bytes(m.Idle), human.Bytes(m.Peak), human.Bytes(m.RSS),
-		m.Goroutines)
+	row("memory", "%s of %s for data (idle %s, peak %s), RSS %s, %d goroutines", human.Bytes(m.Used),
+		human.Bytes(m.Limit), human.Bytes(m.Idle), human.Bytes(m.Peak), human.Bytes(m.RSS), m.Goroutines)
 	limit := cmp.Or(s.Disk.Limit, s.Disk.Budget) // the dataset's quota, else the cache's
 	used := human.Bytes(s.Disk.Used) + " of " + human.Bytes(limit)
 	if s.Disk.Used > limit { // possible if the metadata of other datasets, or of a new version, has lowered the limit
@@ -195,9 +193,8 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 	}
 	if feed := s.Feed; feed != nil {
 		row("feed", "%s open, %d ended by errors; %s in %s, %s; batches of %s in memory",
-			human.Count(feed.Open, "session"), feed.Failed,
-			human.Count(feed.Total.Samples, "sample"), human.Count(feed.Total.Batches, "batch"),
-			human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))
+			human.Count(feed.Open, "session"), feed.Failed, human.Count(feed.Total.Samples, "sample"),
+			human.Count(feed.Total.Batches, "batch"), human.Bytes(feed.Total.Bytes), human.Bytes(feed.HeldBytes))
 		for _, f := range feed.List {
 			row("  session", "%s, rank %d of %d (%s): epoch %d, batch %d, %s, %d bad, stalled %.2f s, waited %.2f s "+
 				"for credit", f.Session, f.Rank, f.World,
@@ -205,9 +202,8 @@ func printStats(w io.Writer, s *admin.Snapshot) {
 		}
 	}
 	if d := s.S3; d != nil {
-		row("S3", "%s at %s, %s: %s to the origin, %s refused or failed; %s sent",
-			human.Count(d.Requests, "request"), d.Listen,
-			human.Count(d.Connections, "connection"), human.Number(d.Forwarded), human.Number(d.Errors),
+		row("S3", "%s at %s, %s: %s to the origin, %s refused or failed; %s sent", human.Count(d.Requests, "request"),
+			d.Listen, human.Count(d.Connections, "connection"), human.Number(d.Forwarded), human.Number(d.Errors),
 			human.Bytes(d.Sent))
 	}
 	if n := s.Skipped.Hostile + s.Skipped.Shadowed + s.Skipped.Bad; n > 0 {

@@ -119,8 +119,7 @@ func printFrame(w io.Writer, before, now *admin.Snapshot) {
 		human.Percent(r.Stall), human.Bytes(int64(r.Bytes)), r.Requests, human.Count(r.Lead, "sample"), r.LeadSeconds)
 	for _, p := range now.Streams {
 		fmt.Fprintf(w, "%-10s %s, epoch %d: %s of %s, %s ahead, %d in flight\n", "  reader", p.Name, p.Epoch,
-			human.Number(p.Position), human.Number(p.Len),
-			human.Count(p.Lead, "sample"), p.InFlight)
+			human.Number(p.Position), human.Number(p.Len), human.Count(p.Lead, "sample"), p.InFlight)
 	}
 	printStats(w, now)
 }

@@ -50,8 +50,7 @@ continues an interrupted unpack. A file that differs is an error.`,
 				return json.NewEncoder(c.OutOrStdout()).Encode(done)
 			}
 			_, err = fmt.Fprintf(c.OutOrStdout(), "%s, %s, of %s in %s; %s were there already\n",
-				human.Count(done.Files, "file"), human.Bytes(done.Bytes), source, dir,
-				human.Number(done.Kept))
+				human.Count(done.Files, "file"), human.Bytes(done.Bytes), source, dir, human.Number(done.Kept))
 			return err
 		},
 	}

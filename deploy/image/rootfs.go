@@ -61,9 +61,8 @@ func baseFiles(r *release) ([]file, error) {
 	return files, nil
 }
 
-// authorities returns Mozilla's roots as Go's module of them has them, so that the sum in go.sum stands for what
-// this machine might have added. Roots that are trusted with reservations only, which a PEM file cannot say, are
-// left out.
+// authorities returns Mozilla's roots as Go's module of them has them, so that the sum in go.sum stands for what this
+// machine might have added. Roots that are trusted with reservations only, which a PEM file cannot say, are left out.
 func authorities() []byte {
 	var b bytes.Buffer
 	for root := range bundle.Roots() {

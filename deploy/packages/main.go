@@ -50,8 +50,7 @@ func created() time.Time {
 
 // platforms are those of wheels on which a static binary runs: glibc's and musl's.
 var platforms = map[elf.Machine][]string{
-	elf.EM_X86_64: {"py3-none-manylinux2014_x86_64", "py3-none-manylinux_2_17_x86_64",
-		"py3-none-musllinux_1_1_x86_64"},
+	elf.EM_X86_64: {"py3-none-manylinux2014_x86_64", "py3-none-manylinux_2_17_x86_64", "py3-none-musllinux_1_1_x86_64"},
 	elf.EM_AARCH64: {"py3-none-manylinux2014_aarch64", "py3-none-manylinux_2_17_aarch64",
 		"py3-none-musllinux_1_1_aarch64"},
 }

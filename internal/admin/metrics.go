@@ -93,9 +93,8 @@ func (s *Snapshot) putReads(to prom.Sink) {
 	prom.Counter(to, "shoal_read_bytes_total", "Bytes given to readers of mount and feed.", s.ReadBytes)
 	prom.Counter(to, "shoal_read_stall_seconds_total",
 		"Time that readers waited for the store, summed over readers.", s.Stall)
-	prom.Counter(to, "shoal_samples_delivered_total",
-		"Samples that trainers got: opens of numbered files through the mount, valid rows of batches that the feed "+
-			"has sent. Its rate is the goodput.", s.Delivered)
+	prom.Counter(to, "shoal_samples_delivered_total", "Samples that trainers got: opens of numbered files through the "+
+		"mount, valid rows of batches that the feed has sent. Its rate is the goodput.", s.Delivered)
 	prom.Counter(to, "shoal_prefetches_total", "Extents fetched before a reader requested them.", s.Prefetched)
 	prom.Counter(to, "shoal_prefetch_errors_total", "Failed prefetches; a later read tries again.", s.FetchErrors)
 }
@@ -109,9 +108,8 @@ func (s *Snapshot) putStore(to prom.Sink) {
 		put(float64(n.Failed), op, "error")
 		put(float64(n.Canceled), op, "canceled")
 	}
-	putHistogram(to, "shoal_store_get_duration_seconds",
-		"Time of successful GETs to the object store, to the last byte, each retry by itself. The bounds double from "+
-			"128 µs.", s.Store.GetLatency)
+	putHistogram(to, "shoal_store_get_duration_seconds", "Time of successful GETs to the object store, to the last "+
+		"byte, each retry by itself. The bounds double from 128 µs.", s.Store.GetLatency)
 	put = prom.Labeled(to, prometheus.CounterValue, "shoal_store_errors_total",
 		"Failed requests to the object store, by kind.", "kind")
 	for k := range objstore.NumKinds {
@@ -187,9 +185,8 @@ func (s *Snapshot) putLeast(to prom.Sink, name, help string, of func(p *run.Prog
 
 func (s *Snapshot) putMemory(to prom.Sink) {
 	m := &s.Memory
-	put := prom.Labeled(to, prometheus.GaugeValue, "shoal_memory_ledger_bytes",
-		"Sample data in memory, by what it was reserved for: demand (readers that wait), prefetch (fetched ahead), "+
-			"batches (of the feed).", "class")
+	put := prom.Labeled(to, prometheus.GaugeValue, "shoal_memory_ledger_bytes", "Sample data in memory, by what it "+
+		"was reserved for: demand (readers that wait), prefetch (fetched ahead), batches (of the feed).", "class")
 	put(float64(m.Demand), "demand")
 	put(float64(m.Prefetch), "prefetch")
 	put(float64(m.Batches), "batches")

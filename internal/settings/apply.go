@@ -128,8 +128,7 @@ func place(o Origin, name string, texts []string, err error) error {
 var serviceLink = regexp.MustCompile(
 	`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// environment returns the variables that are settings, and errors for variables that are probably misspelt
-// settings.
+// environment returns the variables that are settings, and errors for variables that are probably misspelt settings.
 func (s *Schema) environment(environ []string) (map[string]string, []error) {
 	env, prefix := map[string]string{}, s.prefix()
 	var words []string // of the variables

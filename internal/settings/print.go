@@ -43,8 +43,7 @@ func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 
 func (s *Schema) setting(f *pflag.Flag) Setting {
 	o := OriginOf(f)
-	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Where: o.Where,
-		Origin: o.String()}
+	row := Setting{Name: f.Name, Env: s.EnvName(f.Name), From: o.Kind.String(), Where: o.Where, Origin: o.String()}
 	row.Value = Redact(f.Value.String())
 	if texts := f.Annotations[textKey]; len(texts) == 1 { // exact; String may round
 		row.Value = Redact(texts[0])
