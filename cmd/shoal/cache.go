@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/human"
@@ -286,6 +287,46 @@ func cacheQuotaCommand(cache *cacheFlags) *cobra.Command {
 				})
 		},
 	}
+}
+
+func cacheRekeyCommand(cache *cacheFlags) *cobra.Command {
+	var newFile string
+	c := &cobra.Command{
+		Use:   "rekey CACHE-DIR --new-encryption-key-file FILE",
+		Short: "Change the key of an encrypted cache directory",
+		Long: `Makes the key in FILE the key of CACHE-DIR; the old key no longer opens it. This takes a moment, whatever the size
+of the cache: the data is encrypted with the directory's own key, and only that key is encrypted again. Anyone who
+had both the old key and a copy of CACHE-DIR/ENCRYPTION can still read the cached data. In that case remove the
+directory and fill a new one.`,
+		Example: "  shoal cache rekey /nvme/shoal --encryption-key-file old.key --new-encryption-key-file new.key",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(c *cobra.Command, args []string) error {
+			cacheDir, _, err := dirAnd(c, &cache.dir, args, 0)
+			if err != nil {
+				return err
+			}
+			if newFile == "" {
+				return cli.Usagef("give the new key: --new-encryption-key-file FILE")
+			}
+			inv := invocationOf(c.Context())
+			s, _, err := keyOf(inv, "new-encryption-key-file", newFile, "", crypt.ParseSecret)
+			if err != nil {
+				return err
+			}
+			return withCache(c, cache, cacheDir, func(h *engine.Host, out io.Writer) error {
+				err := h.Rekey(s)
+				h.Audit().Write(outcome(audit.Event{Event: "cache_rekey", KeyID: s.ID(), Peer: inv.who()}, err))
+				if err != nil {
+					return err
+				}
+				fmt.Fprintf(out, "the key of %s is now %s\n", cacheDir, s.ID())
+				return nil
+			})
+		},
+	}
+	c.Flags().StringVar(&newFile, "new-encryption-key-file", "",
+		"file with the new key: 32 raw bytes, or hex or base64")
+	return c
 }
 
 var none, _ = order.Parse("none")

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"fmt"
+	"io"
 	"log/slog"
 	"os"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/shoalfs/shoal/cache/crypt"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/loader/feedclient"
@@ -79,4 +83,56 @@ func (s *clientSecurity) dial(addr string) (_ *feedclient.Client, err error) {
 		return nil, cli.Usage(err)
 	}
 	return client, nil
+}
+
+// keyEnv holds the cache's encryption key if no file is given. It is never a flag's value, which everybody on the
+// machine can read.
+const keyEnv = "SHOAL_ENCRYPTION_KEY"
+
+type cryptOptions struct{ keyFile string }
+
+func (o *cryptOptions) add(f *pflag.FlagSet) {
+	f.StringVar(&o.keyFile, "encryption-key-file", "",
+		"file with the encryption key of the cache directory: 32 raw bytes, or hex or base64\n(default: the key in "+
+			keyEnv+", if set; otherwise the cache is not encrypted; docs/security.md)")
+}
+
+// secret returns the user's key; nil if there is none.
+func (o *cryptOptions) secret(inv *invocation) (*crypt.Secret, error) {
+	s, given, err := keyOf(inv, "encryption-key-file", o.keyFile, keyEnv, crypt.ParseSecret)
+	if err != nil || !given {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// keyOf reads a key from the file that a flag names or, if it names none, from a variable. given is whether there is
+// one. Errors name the flag and the file, or the variable, and reveal nothing of the content.
+func keyOf[T any](inv *invocation, flag, file, variable string, parse func(text []byte) (T, error)) (
+	key T, given bool, err error) {
+	text, from := []byte(inv.environ(variable)), variable
+	if file != "" {
+		if file, err = inv.abs(file); err == nil {
+			text, err = headOf(file)
+		}
+		if from = "--" + flag + ": " + file; err != nil {
+			return key, true, fmt.Errorf("--%s: %w", flag, err)
+		}
+	} else if len(text) == 0 {
+		return key, false, nil
+	}
+	if key, err = parse(text); err != nil {
+		err = fmt.Errorf("%s: %w", from, err)
+	}
+	return key, true, err
+}
+
+// headOf reads more of a file than a key can have.
+func headOf(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, 4096))
 }
