@@ -49,9 +49,8 @@ func configCommand() *cobra.Command {
 value and its origin. Arguments after VERB are read as its command line, which is not run. It also shows
 which AWS settings an s3:// source would use. Nothing is contacted, and secrets are not shown.
 
-Every flag is also an environment variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR,
-cache-dir. Flags override variables, variables override the file, and the file overrides the defaults
-(docs/configuration.md).`,
+Every flag is also an environment variable and a key of the configuration file: --cache-dir, SHOAL_CACHE_DIR, cache-dir.
+Flags override variables, variables override the file, and the file overrides the defaults (docs/configuration.md).`,
 		Example: `  shoal config
   shoal config mount --memory 4GiB
   shoal config --check shoal.yaml

@@ -18,10 +18,9 @@ func fsckCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "fsck CACHE-DIR",
 		Short: "Check a cache directory, record by record",
-		Long: `Reads every record, the catalog and the manifests in CACHE-DIR and verifies their checksums, and that each
-recoded file can be restored. Exit code 0: clean;
-1: damage was found, even if --repair has repaired it. Damaged data is never served, repaired or not, because a
-daemon verifies what it reads. The directory must not be in use.`,
+		Long: `Reads every record, the catalog and the manifests in CACHE-DIR and verifies their checksums, and that each recoded file
+can be restored. Exit code 0: clean; 1: damage was found, even if --repair has repaired it. Damaged data is never
+served, repaired or not, because a daemon verifies what it reads. The directory must not be in use.`,
 		Example: `  shoal fsck /nvme/shoal
   shoal fsck /nvme/shoal --repair`,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -68,9 +68,8 @@ func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "shoal",
 		Short: "Keeps GPUs fed from object storage",
-		Long: `Shoal keeps GPUs fed from object storage. It knows the order of an epoch before the trainer
-asks, so that the trainer never waits: as a mounted filesystem, as a feed of finished batches,
-or as a sidecar container.`,
+		Long: `Shoal keeps GPUs fed from object storage. It knows the order of an epoch before the trainer asks, so that
+the trainer never waits: as a mounted filesystem, as a feed of finished batches, or as a sidecar container.`,
 		Version: fmt.Sprintf("%s, %s, %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH),
 	}
 	c.SetVersionTemplate("shoal {{.Version}}\n")

@@ -46,9 +46,8 @@ Some orders depend on more than the number of samples. --mount provides it, or:
   mixture    the samples of each class       --class-samples N, or sources by number (@FIRST-LAST:WEIGHT)
   buckets    the length of each sample       --sizes FILE
 
---certificate prints statistics of an epoch's batches instead: how often samples of one shard or class meet in a
-batch of --batch samples, compared with batches drawn at random. With --world it also shows which classes each
-rank sees.`,
+--certificate prints statistics of an epoch's batches instead: how often samples of one shard or class meet in a batch
+of --batch samples, compared with batches drawn at random. With --world it also shows which classes each rank sees.`,
 		Example: `  # what rank 1 of 4 of torch's DistributedSampler(seed=7) reads in epoch 3 of 50,000 samples
   shoal order torch:seed=7 --n 50000 --epoch 3 --world 4 --rank 1
   # the third epoch of a DataLoader(shuffle=True) directly after torch.manual_seed(42)

@@ -58,10 +58,9 @@ func planCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "plan [SOURCE]",
 		Short: "Predict how busy accelerators will be, before a byte is fetched",
-		Long: `Lists SOURCE and simulates training on it, with the prefetcher of mounts and feeds and a model of the object store
-and the trainer. It predicts utilisation, stalls, bytes and requests for each epoch and names the bottleneck. With
---target it also finds how much cache or bandwidth is enough. Only the listing is fetched, and no cache directory is
-touched.
+		Long: `Lists SOURCE and simulates training on it, with the prefetcher of mounts and feeds and a model of the object store and
+the trainer. It predicts utilisation, stalls, bytes and requests for each epoch and names the bottleneck. With --target
+it also finds how much cache or bandwidth is enough. Only the listing is fetched, and no cache directory is touched.
 
 Without SOURCE, --samples and --sample-size describe a dataset that does not exist yet.`,
 		Example: `  shoal plan s3://photos/train --cache-size 200GiB --bandwidth 10Gbit --latency 30ms --batch 400 --step-time 224ms

@@ -336,7 +336,8 @@ func TestLateStep(t *testing.T) {
 // A driver says what is wrong with its limits, as a mount does.
 func TestDriverLimits(t *testing.T) {
 	s := newShell(t)
-	_, errs, _ := s.run([]string{"SHOAL_KEEPER=unix://" + s.path("none")}, "csi", "--cache-dir=cache", "--memory=9000TiB")
+	env := []string{"SHOAL_KEEPER=unix://" + s.path("none")}
+	_, errs, _ := s.run(env, "csi", "--cache-dir=cache", "--memory=9000TiB")
 	if !strings.Contains(errs, "--memory exceeds the limit") {
 		t.Error(errs)
 	}
