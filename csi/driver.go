@@ -53,8 +53,7 @@ const patience = 8 * time.Second
 
 // Runner serves stages.
 type Runner interface {
-	// Mount begins to serve what v asks for at path, an empty folder. tokenFile has the token of the service account,
-	// if v has a role.
+	// Mount begins to serve v at path, an empty folder. tokenFile has the service account's token, if v has a role.
 	Mount(path string, v Volume, tokenFile string) *daemon.Running
 	// Usage returns the files and bytes of a mount; ok is false while it is not served.
 	Usage(path string) (files, bytes int64, ok bool)

@@ -17,8 +17,7 @@ import (
 type Volume struct {
 	Source string
 	Flags  map[string]string // of shoal mount, without the dashes
-	// Own has the variables that the pod has set: where the store is, and whose rights it is read with. Without rights
-	// of its own it is read with the driver's.
+	// Own are the pod's variables: where the store is, and whose rights it is read with; without Rights, the driver's.
 	Own    map[string]string
 	Rights bool
 	Role   string // assumed with the token of the pod's service account; "": none
@@ -26,8 +25,7 @@ type Volume struct {
 	token  string
 }
 
-// The attributes of a volume that are flags of shoal mount. Those of the whole process must be the driver's: they are
-// compared.
+// The attributes that are flags of shoal mount. Those of the whole process are compared: they must be the driver's.
 var flags = map[string]string{
 	"order": "order", "samples": "samples", "shards": "shards", "bad-shards": "bad-shards", "recode": "recode",
 	"kernel-cache": "kernel-cache",
@@ -37,8 +35,7 @@ var flags = map[string]string{
 // The attributes that are variables.
 var variables = map[string]string{"endpoint": "AWS_ENDPOINT_URL", "region": "AWS_REGION"}
 
-// ownSecrets are the keys that a Secret may have. A variable that names a file or a program is none: it would be the
-// driver's.
+// ownSecrets are the keys that a Secret may have: none that names a file or a program, which would be the driver's.
 var ownSecrets = []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_NO_SIGN_REQUEST",
 	"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "SHOAL_SSE_C_KEY"}
 
@@ -120,8 +117,7 @@ func (v Volume) id() string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Scope names what of the volume decides about what it shows and to whom; "" if that is the driver's. No two scopes
-// share anything.
+// Scope names what decides what the volume shows, and to whom; "" is the driver's. No two scopes share anything.
 func (v Volume) Scope() string {
 	if len(v.Own) == 0 && v.Role == "" {
 		return ""

@@ -40,15 +40,13 @@ func outcome(e audit.Event, err error) audit.Event {
 }
 
 const (
-	// forgetThreads is how often the known threads are forgotten, since a thread's number may be reused by another
-	// process.
+	// forgetThreads is how often known threads are forgotten: another process may get a thread's number.
 	forgetThreads = 10 * time.Minute
 	// maxProcesses is how many processes are remembered; with more, some are recorded again.
 	maxProcesses = 4096
 )
 
-// mountWitness records which processes open files of a mount, once each, and their actions in .shoal. It is
-// fusefs.Witness.
+// mountWitness records who opens files of a mount, once each process, and who acts in .shoal: it is fusefs.Witness.
 type mountWitness struct {
 	log     *audit.Log
 	threads atomic.Pointer[sync.Map] // by number: seen

@@ -259,8 +259,7 @@ a cluster that does not exist yet.)`,
 	return c
 }
 
-// planCluster prints the nodes' shares of each source, as if the node leave had left and one with a cache of join bytes
-// had come.
+// planCluster prints each source's shares, as if leave had left and a node with a cache of join bytes had come.
 func planCluster(out io.Writer, nodes []seenNode, leave string, join int64) error {
 	if len(nodes) == 0 {
 		return errNoNodes
@@ -335,8 +334,7 @@ func (o *clusterOptions) addEtcd(c *cobra.Command, use string) {
 	f.StringVar(&o.CA, "cluster-ca", "", "authority that signs the certificates of all nodes and etcd, PEM")
 }
 
-// etcd returns the address, without a name if there is no --cluster, and TLS's configuration, for verbs that ask no
-// node.
+// etcd is for verbs that ask no node: the address, without a name if there is no --cluster, and TLS's configuration.
 func (o *clusterOptions) etcd(inv *invocation) (at cluster.Address, config *tls.Config, err error) {
 	if o.URL == "" {
 		return at, nil, o.check(inv, "")
@@ -396,8 +394,7 @@ func (o *clusterOptions) check(inv *invocation, clear string) error {
 	return nil
 }
 
-// only waits until no other node of the cluster does what name says. Without a cluster, or if etcd is away, it does not
-// wait.
+// only waits until no other node does what name says: not without a cluster, or while etcd is away.
 func (o *clusterOptions) only(ctx context.Context, inv *invocation, name string) (unlock func(), err error) {
 	if o.URL == "" {
 		return func() {}, o.check(inv, "")

@@ -123,8 +123,7 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 // isGroup reports whether only the verbs below a command do anything. shoal ckpt works itself, too.
 func isGroup(c *cobra.Command) bool { return c.HasSubCommands() && len(cli.ArgumentsOf(c)) == 0 }
 
-// apply applies environment and file to a verb or, for the root, to all verbs. Of these it returns those that have a
-// value from either.
+// apply applies environment and file to a verb, or to all for the root: then verbs are those with a value from either.
 func (r *configReport) apply(schema *settings.Schema, verb *cobra.Command, file *settings.File) (
 	verbs []string, err error) {
 	name := func(c *cobra.Command) string {

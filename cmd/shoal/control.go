@@ -155,8 +155,7 @@ func pointsOf(mounts []machine.Mount) (points []string) {
 	return points
 }
 
-// oneDaemon returns the mount or feed in args, or the only daemon on this machine that has a mount or serves the
-// default feed.
+// oneDaemon returns the target in args, or the only daemon here that has a mount or serves the default feed.
 func oneDaemon(ctx context.Context, args []string, security *clientSecurity) (string, error) {
 	if len(args) > 0 && args[0] == "" {
 		return "", notMounted("")

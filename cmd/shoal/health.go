@@ -18,8 +18,7 @@ import (
 	"github.com/shoalfs/shoal/internal/pause"
 )
 
-// defaultFeed is the default address of `shoal serve`: where only root can write, or in the folder of the user's
-// session.
+// defaultFeed is shoal serve's default address: where only root can write, or in the folder of the user's session.
 var defaultFeed = func() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Geteuid() != 0 {
 		return "unix://" + dir + "/shoal/feed.sock"

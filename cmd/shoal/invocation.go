@@ -25,8 +25,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// invocation is the environment of a verb: a process of its own or, if it attached, the daemon that owns the cache
-// directory.
+// invocation is where a verb runs: in a process of its own or, attached, in the daemon that owns the cache directory.
 type invocation struct {
 	*daemon.Voice
 	host  *engine.Host // the daemon's; nil in a process of its own
@@ -101,8 +100,7 @@ func (inv *invocation) environ(name string) string {
 	return os.Getenv(name)
 }
 
-// withHost runs do with the host of a cache directory: the daemon's if one owns it, otherwise one that is opened for
-// it.
+// withHost runs do with a cache directory's host: that of the daemon that owns it, or one that is opened for it.
 func withHost(c *cobra.Command, cfg engine.HostConfig,
 	do func(ctx context.Context, h *engine.Host, out io.Writer) error) error {
 	inv := invocationOf(c.Context())
@@ -243,8 +241,7 @@ func attach(ctx context.Context, cacheDir string, args []string, env map[string]
 	return err
 }
 
-// ownEnv are this process's settings of AWS, and its secrets. A verb that only asks sends none: a mount, or a folder,
-// may be another user's.
+// ownEnv are AWS's settings here, and secrets. A verb that only asks sends none: a mount may be another user's.
 func ownEnv() map[string]string {
 	env := map[string]string{}
 	for _, kv := range os.Environ() {

@@ -44,8 +44,7 @@ func (o *mountOptions) add(c *cobra.Command) {
 	f.BoolVar(&o.allowOther, "allow-other", false, "let other users read the mount")
 }
 
-// check checks the flags, and whether the dataset can be mounted at mountpoint. It returns the absolute path; "" means
-// no mount.
+// check checks the flags, and whether mountpoint will do. It returns its absolute path; "" means no mount.
 func (o *mountOptions) check(inv *invocation, eo *engineOptions, mountpoint string) (string, error) {
 	if mountpoint == "" {
 		return "", nil
@@ -160,8 +159,7 @@ func readAhead(m *catalog.Manifest) int {
 	return 512 << 10
 }
 
-// ringShare: the buffers of a mount's rings, which no account has, may take the address space of this part of the
-// memory for data.
+// ringShare: a mount's rings, which no account has, may take the address space of this part of the data's memory.
 const ringShare = 4
 
 func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOptions, mountpoint string,

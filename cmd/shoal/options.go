@@ -29,8 +29,7 @@ import (
 	"github.com/shoalfs/shoal/prefetch/order"
 )
 
-// connections is a flag value: a number of requests in flight, -1 for auto, or 0, which is auto that nobody has asked
-// for.
+// connections is a number of requests in flight: -1 is auto, and 0 auto that nobody has asked for.
 type connections int
 
 // mostConnections fits into a process's usual limit of 1,024 open files, beside the cache's files.
@@ -69,8 +68,7 @@ type choice struct {
 	of []string
 }
 
-// addChoice adds a flag that accepts one of several words, of which the first is the default. If that is yes, the flag
-// alone says it, and the default is no.
+// addChoice adds a flag for one of some words: the default is the first or, if that is yes, which needs no value, no.
 func addChoice(f *pflag.FlagSet, to *string, name, usage string, of ...string) {
 	alone := ""
 	if *to = of[0]; *to == yes {

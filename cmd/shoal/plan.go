@@ -561,8 +561,7 @@ func (p *predictor) print(r planReport) error {
 	return nil
 }
 
-// uneven is the bound of an epoch that takes longer than each of its limits: it waits for bytes at some times and for
-// the accelerators at others.
+// uneven bounds an epoch that takes longer than each limit: at times it waits for bytes, at others for accelerators.
 const uneven = "unevenness"
 
 func boundOf(e sim.Epoch, l sim.Limits) string {

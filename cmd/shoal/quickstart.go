@@ -289,8 +289,7 @@ func (q *quickstart) credentials() string {
 	return of.Value + ", " + of.From
 }
 
-// roomiest returns the folder for caches: usual, unless a disk of its own, mounted where data go, has at least twice as
-// much.
+// roomiest returns the folder for caches: usual, or one on a disk where data go, if that has twice as much room.
 func roomiest(usual string) (dir string, room int64) {
 	dir = usual
 	room, _ = machine.Room(usual)

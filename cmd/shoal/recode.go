@@ -73,8 +73,7 @@ func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err
 	return dir, nil
 }
 
-// recodeEach calls one for each file of m, so many at a time. one returns the length of what it has made, which is
-// shown.
+// recodeEach calls one for each file of m, most at a time, and shows the length of what that has made.
 func recodeEach(ctx context.Context, m *catalog.Manifest, most int,
 	one func(ctx context.Context, i int) (made int64, err error)) error {
 	bar := daemon.Own.Step("recoding")
@@ -226,8 +225,7 @@ func removeSpool(dir string, err *error) {
 	}
 }
 
-// storedCoded is what pack --recode stores, in place of the files of src: some are coded, in a spool folder. It is
-// objstore.ReaderAt.
+// storedCoded is what pack --recode stores for the files of src, of which some are coded: it is objstore.ReaderAt.
 type storedCoded struct {
 	objstore.ReaderAt
 	m      *catalog.Manifest

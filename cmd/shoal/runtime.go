@@ -17,8 +17,7 @@ import (
 // owned is the host of the cache directory that this process owns.
 var owned atomic.Pointer[engine.Host]
 
-// usesNative gives the C code of pictures its part of --memory. A mount that neither recodes nor restores leaves it to
-// the ledger.
+// usesNative gives the C code of pictures its part of --memory. Mounts that neither recode nor restore need none.
 func usesNative() {
 	if h := owned.Load(); h != nil {
 		jpeg.SetMemory(h.Native())
@@ -64,8 +63,7 @@ const (
 // cores is what GOMAXPROCS is where adjustProcs does not change it.
 var cores = runtime.GOMAXPROCS(0)
 
-// adjustProcs sets GOMAXPROCS by the daemon's activity, on a machine with few cores, until ctx ends. fetched returns
-// the amount fetched so far.
+// adjustProcs sets GOMAXPROCS by what is fetched, on a machine with few cores, until ctx ends.
 func adjustProcs(ctx context.Context, fetched func() int64) {
 	if os.Getenv("GOMAXPROCS") != "" || cores >= warmProcs {
 		return

@@ -15,8 +15,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedclient"
 )
 
-// tokenEnv holds the token if no --token-file is given: everybody on the machine can read a command line, but not an
-// environment.
+// tokenEnv holds the token where no --token-file does: others can read a command line, but not an environment.
 const tokenEnv = "SHOAL_FEED_TOKEN"
 
 // feedSecurity are the flags of a feed's server that limit its clients.
@@ -85,8 +84,7 @@ func (s *clientSecurity) dial(addr string) (_ *feedclient.Client, err error) {
 	return client, nil
 }
 
-// keyEnv holds the cache's encryption key if no file is given. It is never a flag's value, which everybody on the
-// machine can read.
+// keyEnv holds the cache's key where no file does. It is never a flag's value, which everybody here can read.
 const keyEnv = "SHOAL_ENCRYPTION_KEY"
 
 type cryptOptions struct{ keyFile string }

@@ -71,8 +71,7 @@ func (s *service) serves(m *mounted, server *loader.Server, ep *endpoint) {
 	}
 }
 
-// unmounted returns the error of a mount that could not be served; none if it was unmounted before this process could
-// take it over.
+// unmounted is the error of a mount; nil if it was unmounted before this process could take it over.
 func (s *service) unmounted(err error) error {
 	if !errors.Is(err, fusefs.ErrUnmounted) {
 		return err
@@ -103,8 +102,7 @@ func ownStats(w io.Writer) error {
 	return errors.New(servesNothing + " (shoal cache ls shows what its cache directory holds)")
 }
 
-// start checks the flags, and runs the verb as they say: here or in the background, under a supervisor, or in the
-// daemon that it attached to.
+// start checks the flags, and runs the verb: here, in the background, under a supervisor, or attached to a daemon.
 func (s *service) start(c *cobra.Command, source, mountpoint string) (err error) {
 	s.inv = invocationOf(c.Context())
 	if s.feed != nil {

@@ -134,8 +134,7 @@ func addSettings(root *cobra.Command) {
 	})
 }
 
-// passedOn reports whether the command line is complete: the process that started this one, or attached, has read
-// environment and file.
+// passedOn reports whether the command line is complete: another process has read environment and file.
 func passedOn(c *cobra.Command) bool { return settled || invocationOf(c.Context()).attached() }
 
 // wrongUse makes errors about a setting usage errors, of whatever part of Shoal.
@@ -193,15 +192,13 @@ func withOrigins(c *cobra.Command, err error) error {
 	return told
 }
 
-// given reports whether a flag is on the command line. A standing setting does not conflict with the user's current
-// arguments; a flag does.
+// given reports whether a flag is on the command line. Standing settings do not conflict with arguments; flags do.
 func given(c *cobra.Command, flag string) bool {
 	f := c.Flags().Lookup(flag)
 	return f != nil && settings.OriginOf(f).Kind == settings.Flag
 }
 
-// outranks reports whether a flag was set at a higher level than another: on the command line rather than in the file,
-// for example.
+// outranks reports whether a flag was set at no lower level than another: on the command line, say, or in the file.
 func outranks(c *cobra.Command, flag, other string) bool {
 	f, o := c.Flags().Lookup(flag), c.Flags().Lookup(other)
 	return f.Changed && settings.OriginOf(f).Kind >= settings.OriginOf(o).Kind

@@ -124,8 +124,7 @@ func printFrame(w io.Writer, before, now *admin.Snapshot) {
 	printStats(w, now)
 }
 
-// fit leaves out the last lines of a text that is too long for a terminal, which would lose the first ones. The
-// terminal's last row is the cursor's.
+// fit leaves out a text's last lines where a terminal, whose last row is the cursor's, would lose the first ones.
 func fit(text string, rows, columns int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	used, kept := 0, 0

@@ -101,8 +101,7 @@ func (c *packingCache) entry(k keptPacking) func() (*loader.Packed, error) {
 // fitting lets one session compute a fit at a time: the others then find the result.
 var fitting sync.Mutex
 
-// fitTable gives a table's transform the statistics of the whole dataset: from the cache directory, or from one pass
-// over the rows.
+// fitTable gives a table's transform the statistics of all rows: the cache directory's, or those of one pass.
 func fitTable(ctx context.Context, t *gpuingest.Table, ds feedDataset) (_ *gpuingest.Table, err error) {
 	var header []byte
 	var path string

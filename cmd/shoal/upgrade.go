@@ -59,8 +59,7 @@ is being written is lost: its writer gets an error. Mounts over io_uring, or on 
 	return c
 }
 
-// upgradePatience is how long a mount is waited for after its daemon has ended. After half of it nothing holds the
-// mount any more.
+// upgradePatience is how long a mount is waited for once its daemon has ended. After half of it nothing holds it.
 const upgradePatience = time.Minute
 
 // upgraded says which process this is, or why it is not of the new program.
@@ -120,8 +119,7 @@ func beforeEnd(h *engine.Host) {
 	limiter.Flush()
 }
 
-// handOn ends this process and leaves its mounts to a successor, if a keeper has them. Otherwise it returns, and they
-// must be unmounted.
+// handOn ends this process if a keeper has its mounts, for a successor. Otherwise it returns: they must be unmounted.
 func handOn(h *engine.Host) {
 	if !daemon.Kept() {
 		return
@@ -198,8 +196,7 @@ func (o *owner) replay(ctx context.Context) {
 	}
 }
 
-// pastVersions returns the names of a source's versions, or of all if that is "", that the kernel may know of held
-// mounts.
+// pastVersions returns the versions of a source, or of all if that is "", that the kernel may know of held mounts.
 func pastVersions(source string) (names []string) {
 	for _, memo := range (daemon.Holder{}).Inherited() {
 		m, words, err := fusefs.ReadMemo(memo)

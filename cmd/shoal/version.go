@@ -13,8 +13,7 @@ import (
 	"github.com/shoalfs/shoal/internal/settings"
 )
 
-// version is set by the Makefile to the git tag, or to the commit if there is no tag. `go install` sets none, but
-// records the module's.
+// version is the git tag, or the commit, set by the Makefile. `go install` sets none, but records the module's.
 var version = "0.1.0-dev"
 
 var commit string // that the binary was built from, if Go has stamped one

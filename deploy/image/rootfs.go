@@ -17,8 +17,7 @@ import (
 )
 
 const (
-	// userID is the image's user and group, "shoal": whoever serves a feed needs no other. Kubernetes' runAsNonRoot
-	// and fsGroup want numbers.
+	// userID is user and group "shoal": a feed needs no other. Kubernetes' runAsNonRoot and fsGroup want numbers.
 	userID = 65532
 	home   = "/var/lib/shoal"
 

@@ -67,8 +67,7 @@ func (s *Schema) Load(path string) (*File, error) {
 // Find loads the first file that exists; nil without an error if none does.
 func (s *Schema) Find(paths []string) (*File, error) {
 	for _, path := range paths {
-		// An inaccessible folder, such as root's home for another user, is skipped. A file that exists but cannot be
-		// read is an error.
+		// One in an inaccessible folder, as root's home, is skipped. One that cannot be read is an error.
 		if _, err := os.Stat(path); err == nil {
 			return s.Load(path)
 		}

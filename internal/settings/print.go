@@ -32,8 +32,7 @@ type Setting struct {
 	Origin string `json:"-"` // From and Where, for people
 }
 
-// Settings returns the values in force for a command after [Schema.Apply], sorted by name. Passwords in URLs are
-// hidden; no flag holds any other secret.
+// Settings returns a command's values after [Schema.Apply], by name, without passwords in URLs: no flag has others.
 func (s *Schema) Settings(c *cobra.Command) (list []Setting) {
 	for _, f := range Flags(c) {
 		list = append(list, s.setting(f))
@@ -90,8 +89,7 @@ func (s *Schema) WriteExample(out io.Writer) error {
 	if failure != nil {
 		return failure
 	}
-	// Not if the defaults differ: one line for all verbs would change some. Nor if a verb has the name, for its
-	// section, or lost it.
+	// Not if the defaults differ, of which it would change some; nor if a verb has the name, or has lost it.
 	common := map[string]*pflag.Flag{}
 	for name, list := range uses {
 		if subcommand(s.Root, name) != nil || s.RemovedFrom[name] != nil ||
