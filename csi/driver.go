@@ -142,7 +142,8 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 		return nil, status.FromContextError(ctx.Err()).Err()
 	case is(s.Ended):
 		d.tidy()
-		return nil, status.Error(codes.FailedPrecondition, cmp.Or(s.Err, errUnmounted).Error())
+		err := cmp.Or(s.Err, errors.New("it was unmounted meanwhile (the kubelet asks again)"))
+		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	case !is(s.Ready):
 		return nil, status.Errorf(codes.DeadlineExceeded, "%s is not mounted yet, and goes on: %s", v.Source, s.Said())
 	}
@@ -152,8 +153,6 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 	delete(s.wanted, target)
 	return &csi.NodePublishVolumeResponse{}, nil
 }
-
-var errUnmounted = errors.New("it was unmounted meanwhile (the kubelet asks again)")
 
 func is(c <-chan struct{}) bool {
 	select {

@@ -20,11 +20,8 @@ func (o *auditOptions) add(f *pflag.FlagSet) {
 }
 
 func (o *auditOptions) auditConfig(inv *invocation) (audit.Options, error) {
-	if o.auditLog == "" {
-		return audit.Options{}, nil
-	}
-	path, err := inv.abs(o.auditLog)
-	return audit.Options{Path: path, MaxBytes: auditSize, Keep: auditKeep}, err
+	_, err := inv.absAll(&o.auditLog)
+	return audit.Options{Path: o.auditLog, MaxBytes: auditSize, Keep: auditKeep}, err
 }
 
 // The audit log is rotated at auditSize, and auditKeep old files are kept: months of mounts and sessions, and never a

@@ -152,9 +152,10 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if cfg.Cluster, cfg.TLS, err = o.cluster.etcd(inv); err != nil {
 		return err
 	}
-	if cfg.Dir, err = filepath.Abs(dir); err != nil {
+	if _, err = inv.absAll(&dir, &cfg.Link, &o.stateDir); err != nil {
 		return err
 	}
+	cfg.Dir = dir
 	if to, err := objstore.ParseSource(dest); err == nil && to.Overlaps(objstore.Source{Scheme: "file", Dir: cfg.Dir}) {
 		return cli.Usagef("%s and %s overlap: give another folder", cfg.Dir, to)
 	}
@@ -164,9 +165,6 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	}
 	cfg.Store, cfg.Prefix, cfg.Dest = store, src.Prefix, src.Canonical()
 	if cfg.Link != "" {
-		if cfg.Link, err = filepath.Abs(cfg.Link); err != nil {
-			return err
-		}
 		if inside(cfg.Link, cfg.Dir) || inside(cfg.Dir, cfg.Link) { // by name: the mount may hang
 			return cli.Usagef("--link %s and %s overlap: mount elsewhere", cfg.Link, cfg.Dir)
 		}
@@ -177,11 +175,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 		}
 	}
 	if o.stateDir != "" {
-		state, err := filepath.Abs(o.stateDir)
-		if err != nil {
-			return err
-		}
-		cfg.State = filepath.Join(state, "ckpt", ckpt.StateName(cfg.Dir, src.String()))
+		cfg.State = filepath.Join(o.stateDir, "ckpt", ckpt.StateName(cfg.Dir, src.String()))
 	}
 	bar := late(inv.Voice, "looking through "+cfg.Dir)
 	cfg.Looked = func(files, of int) { bar.Set(files, of, "files") }

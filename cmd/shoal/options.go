@@ -288,8 +288,7 @@ func (o *engineOptions) resolveCacheDir(inv *invocation, source string) error {
 			" " + source))
 		o.cacheDir = filepath.Join(cacheBase(), hex.EncodeToString(sum[:6]))
 	}
-	dir, err := inv.abs(o.cacheDir)
-	o.cacheDir = dir
+	_, err := inv.absAll(&o.cacheDir)
 	return err
 }
 

@@ -115,7 +115,7 @@ func (o *orderOptions) run(c *cobra.Command, text string) error {
 	case !f.Changed("n"):
 		return cli.Usagef("--n: give the number of samples, or --mount")
 	}
-	facts, err := o.facts(inv)
+	facts, err := o.facts()
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,7 @@ func (o *orderOptions) check(c *cobra.Command) error {
 }
 
 // facts are the facts about a hypothetical dataset, from the flags.
-func (o *orderOptions) facts(inv *invocation) (order.Facts, error) {
+func (o *orderOptions) facts() (order.Facts, error) {
 	f := order.Facts{Samples: o.n, List: func(path string) ([]uint32, error) {
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -169,11 +169,7 @@ func (o *orderOptions) facts(inv *invocation) (order.Facts, error) {
 		}
 	}
 	if o.sizes != "" {
-		path, err := inv.abs(o.sizes)
-		if err != nil {
-			return f, err
-		}
-		sizes, err := readSizes(path, o.n)
+		sizes, err := readSizes(o.sizes, o.n)
 		if err != nil {
 			return f, err
 		}

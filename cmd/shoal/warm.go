@@ -40,12 +40,10 @@ daemon uses the directory, that daemon does the work. If interrupted, it keeps w
 				return err
 			}
 			var lines []byte
-			if list != "" {
-				path, err := inv.abs(list)
-				if err != nil {
-					return err
-				}
-				if lines, err = os.ReadFile(path); err != nil {
+			if n, err := inv.absAll(&list); err != nil {
+				return err
+			} else if n > 0 {
+				if lines, err = os.ReadFile(list); err != nil {
 					return fmt.Errorf("--list: %w", err)
 				}
 			}
