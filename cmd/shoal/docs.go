@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -44,15 +45,13 @@ func writeDocs(dir string) error {
 	})
 	for name, write := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return err
-		}
 		var b bytes.Buffer
-		if err := write(&b); err != nil {
-			return fmt.Errorf("%s: %w", path, err)
+		err := errors.Join(write(&b), os.MkdirAll(filepath.Dir(path), 0o755))
+		if err == nil {
+			err = os.WriteFile(path, b.Bytes(), 0o644)
 		}
-		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
 	return nil

@@ -192,8 +192,7 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
 		ReadAhead: readAhead(e.Manifest()),
 		Transport: transport, RingMemory: int(e.Cache().Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door,
-		Witness: witness, Logger: e.Logger(),
-		Holder: holder, Note: note,
+		Witness: witness, Logger: e.Logger(), Holder: holder, Note: note,
 	})
 	events.Write(outcome(mount, err))
 	if err != nil {

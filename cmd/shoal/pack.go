@@ -99,11 +99,8 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 		return cli.Usagef("--memory %s: give at least 128MiB", o.most.String())
 	}
 	(&invocation{remarks: remarks}).logLimits(slog.Default())
-	if err := o.re.check(given(c, "quality")); err != nil {
+	if err := cmp.Or(o.re.check(given(c, "quality")), checkNear(o.near)); err != nil {
 		return cli.Usage(err)
-	}
-	if err := checkNear(o.near); err != nil {
-		return err
 	}
 	source, err := objstore.ParseSource(args[0])
 	dest, failed := objstore.ParseSource(args[1])
@@ -209,8 +206,7 @@ func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Ma
 	return made, m, err
 }
 
-// packOverhead is the memory of a pack besides the parts that it builds: the Go runtime, the buffers of its
-// connections, and the garbage collector's share.
+// packOverhead is a pack's memory besides the parts that it builds: Go's, also for its garbage, and the connections'.
 const packOverhead = 96 << 20
 
 // packSource puts retries and the near tier before the store of a pack. The tier's memory is taken from the pack's.

@@ -272,8 +272,7 @@ func (s *service) run(ctx context.Context, h *engine.Host, lo loader.ListenOptio
 // pprofEnv, if set, makes --admin serve profiles: for developers, and not for all who may see the dashboard.
 const pprofEnv = "SHOAL_PPROF"
 
-// startAdmin serves the admin address, if there is one, until the returned function is called. It returns the address
-// for announce. at is the state of what the daemon serves.
+// startAdmin serves the admin address, if there is one, until stop is called. where is for announce.
 func startAdmin(addr string, at *daemon.Life, log *slog.Logger, e *engine.Engine, stats func() admin.Snapshot) (
 	where []string, stop func(), err error) {
 	if addr == "" {

@@ -104,10 +104,7 @@ func addSettings(root *cobra.Command) {
 		if err != nil {
 			return err
 		}
-		_, rest, err := c.Root().Find(os.Args[1:])
-		if err != nil {
-			return err
-		}
+		_, rest, _ := c.Root().Find(os.Args[1:]) // the root takes any
 		words := strings.Fields(c.CommandPath())[1:]
 		args, standing := settings.Args(c)
 		if args != nil {
@@ -147,8 +144,7 @@ func wrongUse(err error) error {
 	return err
 }
 
-// configFile loads the configuration file: that of the flag, if it is not empty, else of the environment, else the
-// first of the default paths that exists; nil if there is none.
+// configFile loads the flag's configuration file, else the environment's, else the first default that exists, or none.
 func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	from := "--" + configFlag
 	if path == "" {

@@ -108,10 +108,8 @@ func build(r *release, args []string, dir, tar, sbom string) error {
 				return err
 			}
 		}
-		if err := os.WriteFile(sbom+"-"+b.arch+".cdx.json", bill, 0o644); err != nil {
-			return err
-		}
-		if err := report(b, img); err != nil {
+		err = os.WriteFile(sbom+"-"+b.arch+".cdx.json", bill, 0o644)
+		if err = errors.Join(err, report(b, img)); err != nil {
 			return err
 		}
 	}

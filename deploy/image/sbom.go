@@ -20,8 +20,7 @@ import (
 // billType is the media type of a bill of materials in a registry.
 const billType = "application/vnd.cyclonedx+json"
 
-// billOfMaterials lists what an image holds: Go and the modules as the binary itself names them, the libraries that
-// were linked into it from Debian's packages, and the certificates.
+// billOfMaterials lists what an image holds: Go and modules, as the binary says, libraries of Debian, certificates.
 func billOfMaterials(r *release, b *binary) ([]byte, error) {
 	info, err := buildinfo.ReadFile(b.path)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 	"debug/elf"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -131,10 +132,7 @@ func client(version, stage, dist string) error {
 			return err
 		}
 	}
-	if err := t.Close(); err != nil {
-		return err
-	}
-	if err := z.Close(); err != nil {
+	if err := errors.Join(t.Close(), z.Close()); err != nil {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dist, base+".tar.gz"), out.Bytes(), 0o644)
