@@ -206,18 +206,17 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 	fmt.Fprintln(w, "ID\tSOURCE\tFILES\tSIZE\tON DISK\tQUOTA\tSTATE\tLAST USED")
 	for _, e := range entries {
 		var state []string
+		quota, used := "-", "now"
 		if e.Open {
 			state = append(state, "open")
+		} else {
+			used = humanize.Time(e.LastUsed)
 		}
 		if e.Pinned {
 			state = append(state, "pinned")
 		}
-		quota, used := "-", "now"
 		if e.Quota > 0 {
 			quota = human.Bytes(e.Quota)
-		}
-		if !e.Open {
-			used = humanize.Time(e.LastUsed)
 		}
 		source, _, _ := strings.Cut(e.Source, "?")
 		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, human.Number(e.Files), human.Bytes(e.Bytes),

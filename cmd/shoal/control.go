@@ -96,9 +96,8 @@ func (m *mounted) answerFor(h *engine.Host, log *slog.Logger) (stop func()) {
 // may returns why a process may not run a verb by the mount's socket: its owner may as by that of the cache directory,
 // but nothing that names files, and others what the mode of .shoal/stats allows.
 func (m *mounted) may(who *audit.Peer, verb string) error {
-	uid := *who.UID
-	switch owner := uid == 0 || uid == os.Geteuid(); {
-	case verb == "stat" && (owner || m.others), owner && (verb == "refresh" || verb == "order" || verb == "upgrade"):
+	owner := *who.UID == 0 || *who.UID == os.Geteuid()
+	if verb == "stat" && m.others || owner && slices.Contains([]string{"stat", "refresh", "order", "upgrade"}, verb) {
 		return nil
 	}
 	return fmt.Errorf("only the owner of the mount %s may %s it: run this as that user, or as root", m.path, verb)

@@ -448,8 +448,7 @@ func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
 		return nil, err
 	}
 	if ok {
-		fraction := float64(cache) / float64(max(total, 1))
-		t.CacheBytes, t.CacheFraction = &cache, &fraction
+		t.CacheBytes, t.CacheFraction = &cache, new(float64(cache)/float64(max(total, 1)))
 	}
 	bar = late(p.inv.Voice, "looking for the bandwidth")
 	rate, ok, err := sim.BandwidthFor(c, t.Utilisation, func(run, of int) { bar.Set(run, of, "runs") })

@@ -181,11 +181,7 @@ func withOrigins(c *cobra.Command, err error) error {
 	if from == nil {
 		return err
 	}
-	told := fmt.Errorf("%w (%s)", err, strings.Join(from, ", "))
-	if cli.IsUsage(err) {
-		return cli.Usage(told)
-	}
-	return told
+	return cli.WithCode(cli.Code(err), fmt.Errorf("%w (%s)", err, strings.Join(from, ", ")))
 }
 
 // given reports whether a flag is on the command line. Standing settings do not conflict with arguments; flags do.

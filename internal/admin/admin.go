@@ -69,12 +69,10 @@ func Listen(addr string, o Options) (at net.Addr, stop func(), err error) {
 
 func local(addr string) string {
 	host, port, err := net.SplitHostPort(addr)
-	switch {
-	case err != nil:
-		if _, e := net.LookupPort("tcp", addr); e == nil {
-			return net.JoinHostPort("127.0.0.1", addr)
-		}
-	case host == "":
+	if _, e := net.LookupPort("tcp", addr); err != nil && e == nil { // a port alone
+		port, err = addr, nil
+	}
+	if err == nil && host == "" {
 		return net.JoinHostPort("127.0.0.1", port)
 	}
 	return addr
