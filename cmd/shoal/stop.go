@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/shoalfs/shoal/fusefs"
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/daemon"
 )
@@ -23,7 +24,8 @@ func stopCommand() *cobra.Command {
 		Short: "Stop a feed or a daemon on this machine, and wait until the cache is closed",
 		Long: `Stops the daemon that serves ADDR or MOUNTPOINT, or uses CACHE-DIR, as SIGTERM does: sessions end, its mounts are
 unmounted, and the cache is closed. If the daemon serves several mounts and feeds, only that feed stops, unless --all is
-given. Without an argument it takes the only daemon on this machine that has a mount or serves the default feed.`,
+given, which CACHE-DIR then needs. Without an argument it takes the only daemon on this machine that has a mount or
+serves the default feed.`,
 		Example: "  shoal stop unix:///run/shoal/feed.sock",
 		RunE: func(c *cobra.Command, args []string) error {
 			if invocationOf(c.Context()).attached() { // the verb itself has printed it
@@ -43,13 +45,15 @@ given. Without an argument it takes the only daemon on this machine that has a m
 				return err
 			}
 			one := s.Users > 1 && !all
-			if one && (s.Feed == nil || len(s.Feed.Listen) == 0) {
+			m, err := fusefs.At(target)
+			dir := err == nil && m == nil && isCache(target) // which names none of them
+			if one && (dir || s.Feed == nil || len(s.Feed.Listen) == 0) {
 				mountpoint := target
-				if mountpoint == s.CacheDir {
+				if dir {
 					mountpoint = "MOUNTPOINT"
 				}
-				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with "+
-					"`shoal umount %s`, or stop all with --all", target, s.Users, mountpoint)
+				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal "+
+					"umount %s`, end a feed with `shoal stop ADDR`, or stop all with --all", target, s.Users, mountpoint)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
 			if pid := daemon.OfCache(s.CacheDir).PID(); pid == 0 || pid != s.PID {

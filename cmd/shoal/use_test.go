@@ -422,6 +422,9 @@ func TestOwnerGoesOn(t *testing.T) {
 			t.Errorf("%+v, %v", feeds, err)
 		}
 	}
+	if _, errs, code := s.run(nil, "stop", "cache"); code != 1 || !strings.Contains(errs, "stop all with --all") {
+		t.Errorf("stop of one of two, which it does not name: exit code %d, %s", code, errs)
+	}
 	s.must(nil, "stop", "unix://"+s.path("a.sock"))
 	said := bufio.NewScanner(errs)
 	for said.Scan() && !strings.Contains(said.Text(), "this process goes on for the mounts and feeds") {
