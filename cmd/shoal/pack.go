@@ -189,9 +189,9 @@ func (r *recoding) check(quality bool) (err error) {
 	return nil
 }
 
-func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, connections int) (
-	*recoded, *catalog.Manifest, error) {
-	made, err := recode(ctx, src, m, r.Recode, r.spool, connections)
+func (r *recoding) all(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, connections int,
+	memory int64) (*recoded, *catalog.Manifest, error) {
+	made, err := recode(ctx, src, m, r.Recode, r.spool, connections, memory)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -285,7 +285,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 			human.Number(m.Len()), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
-		made, anew, failed := re.all(ctx, src, m, o.Connections)
+		made, anew, failed := re.all(ctx, src, m, o.Connections, o.Memory)
 		if failed != nil {
 			return res, failed
 		}
@@ -308,7 +308,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst objstore.Layer, prefix string,
 	o shard.PackOptions, re recoding) (res shard.Result, err error) {
 	if re.store {
-		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections)
+		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections, o.Memory)
 		if failed != nil {
 			return res, failed
 		}

@@ -6,7 +6,9 @@ import (
 	"net"
 	"os"
 	"runtime/debug"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,6 +43,32 @@ func TestSpoolOfAnother(t *testing.T) {
 	}
 	if _, err := spoolFolder(os.TempDir(), m, "how"); err == nil || !strings.Contains(err.Error(), "another user's") {
 		t.Error(err)
+	}
+}
+
+// Files that are recoded at a time take no more than a part of the memory, whatever their size.
+func TestRecodingKeepsToItsMemory(t *testing.T) {
+	m, err := catalog.Build(func(yield func(objstore.Object, error) bool) {
+		for name, size := range []int64{1 << 20, 1 << 20, 9 << 20, 1 << 20, 1 << 20} {
+			yield(objstore.Object{Key: strconv.Itoa(name), Size: size, ETag: "e"}, nil)
+		}
+	}, catalog.BuildOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var now, files atomic.Int64
+	err = recodeEach(t.Context(), m, m.Len(), 8<<20, func(_ context.Context, i int) (int64, error) {
+		size := min(m.Size(i), 2<<20)
+		if n := now.Add(size); n > 2<<20 {
+			t.Errorf("%d bytes at a time", n)
+		}
+		time.Sleep(5 * time.Millisecond)
+		now.Add(-size)
+		files.Add(1)
+		return 0, nil
+	})
+	if err != nil || files.Load() != int64(m.Len()) {
+		t.Errorf("%d files, %v", files.Load(), err)
 	}
 }
 

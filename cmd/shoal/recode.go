@@ -19,6 +19,7 @@ import (
 	"syscall"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
@@ -39,13 +40,13 @@ type recoded struct {
 
 // recode recodes all files of m into a folder under spool. Files of an earlier run of the same recoding are reused.
 func recode(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, r gpuingest.Recode, spool string,
-	connections int) (_ *recoded, err error) {
+	connections int, memory int64) (_ *recoded, err error) {
 	out := &recoded{objects: make([]objstore.Object, m.Len())}
 	if out.dir, err = spoolFolder(spool, m, r.String()); err != nil {
 		return nil, err
 	}
 	cpu := make(chan struct{}, runtime.GOMAXPROCS(0))
-	err = recodeEach(ctx, m, min(connections, 16*cap(cpu)), func(ctx context.Context, i int) (int64, error) {
+	err = recodeEach(ctx, m, min(connections, 16*cap(cpu)), memory, func(ctx context.Context, i int) (int64, error) {
 		o, same, err := out.file(ctx, src, m, i, r, cpu)
 		if same {
 			out.kept.Add(1)
@@ -73,8 +74,9 @@ func spoolFolder(spool string, m *catalog.Manifest, how string) (dir string, err
 	return dir, nil
 }
 
-// recodeEach calls one for each file of m, most at a time, and shows the length of what that has made.
-func recodeEach(ctx context.Context, m *catalog.Manifest, most int,
+// recodeEach calls one for each file of m, most at a time, and shows the length of what that has made. Those of a time,
+// unless it is one file, have no more bytes than a quarter of the memory: what is made of them takes some, too.
+func recodeEach(ctx context.Context, m *catalog.Manifest, most int, memory int64,
 	one func(ctx context.Context, i int) (made int64, err error)) error {
 	bar := daemon.Own.Step("recoding")
 	var done, in, out atomic.Int64
@@ -83,11 +85,14 @@ func recodeEach(ctx context.Context, m *catalog.Manifest, most int,
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(most)
+	room := semaphore.NewWeighted(memory / 4)
 	for i := range m.Len() {
-		if gctx.Err() != nil {
+		size := min(m.Size(i), memory/4)
+		if room.Acquire(gctx, size) != nil {
 			break
 		}
 		g.Go(func() error {
+			defer room.Release(size)
 			made, err := one(gctx, i)
 			if err != nil {
 				return fmt.Errorf("recode %s: %w", m.Path(i), err)
@@ -241,8 +246,8 @@ const (
 )
 
 // storeCoded codes the files of m into a folder under spool. What an earlier run has coded is kept.
-func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, spool string, connections int) (
-	s *storedCoded, err error) {
+func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest, spool string, connections int,
+	memory int64) (s *storedCoded, err error) {
 	s = &storedCoded{ReaderAt: src, m: m, length: make([]int64, m.Len()), sums: make([]uint32, m.Len())}
 	if s.dir, err = spoolFolder(spool, m, "recode 1"); err != nil {
 		return nil, err
@@ -253,7 +258,7 @@ func storeCoded(ctx context.Context, src objstore.ReaderAt, m *catalog.Manifest,
 	if err != nil {
 		return nil, err
 	}
-	return s, recodeEach(ctx, m, min(connections, 4*runtime.GOMAXPROCS(0)),
+	return s, recodeEach(ctx, m, min(connections, 4*runtime.GOMAXPROCS(0)), memory,
 		func(ctx context.Context, i int) (int64, error) {
 			err := s.code(ctx, i, encode)
 			return s.length[i], err
