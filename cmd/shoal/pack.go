@@ -280,9 +280,13 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 		daemon.Own.Notice("not packed: %s that no file system can show: %s", human.Count(s.Total(), "key"),
 			strings.Join(s.Examples, ", "))
 	}
-	if o.Memory -= packOverhead + m.FileSize() + 16*int64(m.Len()); o.Memory < 32<<20 {
-		return res, fmt.Errorf("--memory is too little for %s files (give at least %s)",
-			human.Number(m.Len()), cachedir.RoundUp(packOverhead+m.FileSize()+16*int64(m.Len())+32<<20))
+	need := packOverhead + m.FileSize() + 16*int64(m.Len())
+	if o.Memory -= need; o.Memory < 32<<20 {
+		if need += 32 << 20; tier != nil {
+			need += engine.NearMemory(2 * need)
+		}
+		return res, fmt.Errorf("--memory is too little for %s files (give at least %s)", human.Number(m.Len()),
+			cachedir.RoundUp(need))
 	}
 	if o.Recoded = re.String(); o.Recoded != "" {
 		made, anew, failed := re.all(ctx, src, m, o.Connections, o.Memory)

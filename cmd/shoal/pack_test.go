@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -69,6 +72,37 @@ func TestRecodingKeepsToItsMemory(t *testing.T) {
 	})
 	if err != nil || files.Load() != int64(m.Len()) {
 		t.Errorf("%d files, %v", files.Load(), err)
+	}
+}
+
+// The memory that a pack demands is enough, also beside a near tier.
+func TestPackDemandsEnoughMemory(t *testing.T) {
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("list-type") {
+			_, _ = io.WriteString(w, hostile.Page("", hostile.Entry("train/0.jpg", "1", `"a"`)))
+			return
+		}
+		http.Error(w, "<Error><Code>NoSuchKey</Code></Error>", http.StatusNotFound)
+	}))
+	defer store.Close()
+	for name, value := range map[string]string{"AWS_ENDPOINT_URL": store.URL, "AWS_REGION": "us-east-1",
+		"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"} {
+		t.Setenv(name, value)
+	}
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+	with := func(memory int64) string {
+		o := shard.PackOptions{ShardSize: 1 << 20, Permute: engine.PackOrder(0), Memory: memory, Connections: 4}
+		_, err := pack(t.Context(), "s3://photos/train", "file://"+t.TempDir()+"/set", stores.Options{},
+			stores.Options{}, o, recoding{}, engine.NearTier{URL: "s3://tier/copies"})
+		return fmt.Sprint(err) // in the end there is no such file
+	}
+	said := with(128 << 20)
+	var least int64
+	if _, err := fmt.Sscanf(said, "--memory is too little for 1 files (give at least %dMiB)", &least); err != nil {
+		t.Fatalf("%s: %v", said, err)
+	}
+	if said := with(least << 20); strings.Contains(said, "--memory") {
+		t.Errorf("with %d MiB: %s", least, said)
 	}
 }
 
