@@ -11,6 +11,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 	"github.com/shoalfs/shoal/internal/cli"
@@ -98,7 +99,9 @@ func (o *configOptions) run(c *cobra.Command, args []string) error {
 		return cli.Usagef("%s has no settings", verb.CommandPath())
 	default:
 		o.addJSON(verb)
-		if err := verb.ParseFlags(rest); err != nil {
+		if err := verb.ParseFlags(rest); errors.Is(err, pflag.ErrHelp) {
+			return verb.Help()
+		} else if err != nil {
 			return verb.FlagErrorFunc()(verb, err)
 		}
 		if theirs := verb.Flags().Lookup(configFlag); theirs.Changed {

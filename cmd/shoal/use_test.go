@@ -333,6 +333,14 @@ func TestLateStep(t *testing.T) {
 	bar.Done("")
 }
 
+// The help of a verb is shown whoever is asked for it.
+func TestHelpOfAVerb(t *testing.T) {
+	out := newShell(t).must(nil, "config", "mount", "--help")
+	if !strings.Contains(out, "shoal mount SOURCE MOUNTPOINT") {
+		t.Error(out)
+	}
+}
+
 // A driver says what is wrong with its limits, as a mount does.
 func TestDriverLimits(t *testing.T) {
 	s := newShell(t)
