@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -153,10 +154,7 @@ func (o *planOptions) takeWorkload(c *cobra.Command) error {
 }
 
 func (o *planOptions) check(c *cobra.Command, source bool) (err error) {
-	if err := o.limits(); err != nil {
-		return err
-	}
-	if err := o.takeWorkload(c); err != nil {
+	if err := cmp.Or(o.limits(), o.takeWorkload(c)); err != nil {
 		return err
 	}
 	m := &o.model

@@ -150,9 +150,13 @@ func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	if path == "" {
 		path, from = os.Getenv(configEnv), configEnv
 	}
+	for _, usual := range configPaths() { // one in an inaccessible folder, as root's home, is none
+		if _, err := os.Stat(usual); path == "" && err == nil {
+			path = usual
+		}
+	}
 	if path == "" {
-		file, err := s.Find(configPaths())
-		return file, wrongUse(err)
+		return nil, nil
 	}
 	file, err := s.Load(path)
 	if errors.Is(err, fs.ErrNotExist) {

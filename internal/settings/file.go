@@ -64,17 +64,6 @@ func (s *Schema) Load(path string) (*File, error) {
 	return s.Parse(path, data)
 }
 
-// Find loads the first file that exists; nil without an error if none does.
-func (s *Schema) Find(paths []string) (*File, error) {
-	for _, path := range paths {
-		// One in an inaccessible folder, as root's home, is skipped. One that cannot be read is an error.
-		if _, err := os.Stat(path); err == nil {
-			return s.Load(path)
-		}
-	}
-	return nil, nil
-}
-
 // Parse parses a file. Unknown names, duplicate keys, and values of the wrong form are errors that wrap [ErrWrong] and
 // name path and line; the file then has the rest. Whether values are valid is not checked yet.
 func (s *Schema) Parse(path string, data []byte) (*File, error) {
