@@ -46,14 +46,14 @@ serves the default feed.`,
 			}
 			one := s.Users > 1 && !all
 			m, err := fusefs.At(target)
-			dir := err == nil && m == nil && isCache(target) // which names none of them
+			dir := err == nil && m == nil && !strings.Contains(target, "://") // of the cache: it names none of them
 			if one && (dir || s.Feed == nil || len(s.Feed.Listen) == 0) {
-				mountpoint := target
+				at := target
 				if dir {
-					mountpoint = "MOUNTPOINT"
+					at = "MOUNTPOINT"
 				}
 				return fmt.Errorf("the daemon of %s serves %d mounts, feeds and S3 endpoints: unmount one with `shoal "+
-					"umount %s`, end a feed with `shoal stop ADDR`, or stop all with --all", target, s.Users, mountpoint)
+					"umount %s`, end a feed with `shoal stop ADDR`, or stop all with --all", target, s.Users, at)
 			}
 			// The number may be another machine's or container's: it must own the cache directory here.
 			if pid := daemon.OfCache(s.CacheDir).PID(); pid == 0 || pid != s.PID {
