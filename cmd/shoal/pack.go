@@ -81,7 +81,7 @@ the S3 endpoint and shoal unpack give the originals, under the version of SOURCE
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
 	o.store.add(c)
 	addNear(c, &o.near)
-	o.cluster.add(c)
+	o.cluster.addNode(c) // what of it pack does not need is taken, as mount, serve and warm take it
 	f.Lookup("cluster").Usage = "etcd://HOST:PORT[,…]/NAME: one node of this cluster packs a DEST at a time"
 	f.StringVar(&o.destKeyFile, "dest-sse-c-key-file", "",
 		"file with the key that S3 encrypts the shards with, or none (default: "+customerKeyVariable+")")
