@@ -29,25 +29,17 @@ func peerOf(ctx context.Context, tokens bool) *audit.Peer {
 	return who
 }
 
-// auditOpened records who opened a session.
-func (s *Server) auditOpened(ctx context.Context, open *session) {
-	open.peer = peerOf(ctx, s.o.Tokens != nil)
-	s.o.Audit.Write(open.event("feed_open"))
-}
-
 func (open *session) event(name string) audit.Event {
 	sp := open.spec
 	return audit.Event{Event: name, Dataset: open.ds.Version(), Order: sp.orderName, Session: sp.session,
-		Client: sp.client,
-		Rank:   new(sp.rank), World: sp.world, Batch: sp.batch, Epoch: new(sp.start.Epoch),
+		Client: sp.client, Rank: new(sp.rank), World: sp.world, Batch: sp.batch, Epoch: new(sp.start.Epoch),
 		Transform: sp.transformName(), Peer: open.peer}
 }
 
 // auditRefused records a session that was refused.
 func (s *Server) auditRefused(ctx context.Context, o *feedpb.Open, err error) {
 	s.o.Audit.Write(audit.Event{Event: "feed_open", Outcome: "refused", Cause: err.Error(), Order: o.GetOrder(),
-		Session: o.GetSession(),
-		Client:  o.GetClient(), Rank: new(int(o.GetRank())), World: int(o.GetWorld()),
+		Session: o.GetSession(), Client: o.GetClient(), Rank: new(int(o.GetRank())), World: int(o.GetWorld()),
 		Peer: peerOf(ctx, s.o.Tokens != nil)})
 }
 

@@ -85,6 +85,8 @@ type batch struct {
 	buf  *buffer // its memory, or
 	slot uint32  // number in the pass's memory; 0: none
 
+	failed bool // once it is done: in a way that no policy can skip
+
 	// Guarded by pass.mu, for batches in slots.
 	refs     int // sessions
 	complete bool
@@ -196,7 +198,7 @@ func (s *session) place(ctx context.Context, b *batch, rows int, total int64) ([
 		s.pass.mem.begin(b.slot, b.header)
 		return s.pass.mem.slot(b.slot)[slotHeaderBytes:], nil
 	}
-	if err := s.srv.memory.Reserve(ctx, bufferSize(total)); err != nil {
+	if err := s.srv.o.Memory.Reserve(ctx, bufferSize(total)); err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
@@ -227,7 +229,7 @@ func (s *session) lay(b *batch, p plan, k int, ids []int, data []byte) {
 		b.cut(sp.transform.Fields())
 	}
 	for i := len(ids); i < rows; i++ {
-		b.set(i, -1, IgnoredLabel, false)
+		b.set(i, -1, IgnoredLabel, 0)
 	}
 	b.pending.Store(int32(len(ids)))
 	b.source.refs.Add(int32(len(ids)))
@@ -319,13 +321,10 @@ func (b *batch) cutRaw(ds Dataset, rows int) {
 }
 
 // set writes a row's small planes.
-func (b *batch) set(i int, id, label int64, valid bool) {
+func (b *batch) set(i int, id, label int64, valid byte) {
 	binary.LittleEndian.PutUint64(b.planes[planeID][8*i:], uint64(id))
 	binary.LittleEndian.PutUint64(b.planes[planeLabel][8*i:], uint64(label))
-	b.planes[planeValid][i] = 0
-	if valid {
-		b.planes[planeValid][i] = 1
-	}
+	b.planes[planeValid][i] = valid
 }
 
 // fill reads and transforms the row's sample.
@@ -336,12 +335,12 @@ func (r *row) fill() {
 	}
 	b.source.drop()
 	if id := int64(r.draw.Sample); r.err == nil {
-		b.set(r.i, id, r.out.Label, true)
+		b.set(r.i, id, r.out.Label, 1)
 	} else { // the session's policy is applied later
 		for _, f := range r.out.Fields {
 			clear(f)
 		}
-		b.set(r.i, id, IgnoredLabel, false)
+		b.set(r.i, id, IgnoredLabel, 0)
 	}
 	if b.pending.Add(-1) == 0 {
 		b.finish()
@@ -354,11 +353,12 @@ func (b *batch) finish() {
 		b.mix(m, b.by.spec)
 	}
 	for i := range b.rows {
-		if bad := (*badSample)(nil); errors.As(b.rows[i].err, &bad) {
-			b.header.Bad = append(b.header.Bad,
-				&feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path,
-					Cause: strings.ToValidUTF8(bad.err.Error(), "\ufffd")})
+		bad, ok := errors.AsType[*badSample](b.rows[i].err)
+		if ok {
+			b.header.Bad = append(b.header.Bad, &feedpb.BadSample{Row: uint32(i), Id: uint64(bad.id), Path: bad.path,
+				Cause: strings.ToValidUTF8(bad.err.Error(), "\ufffd")})
 		}
+		b.failed = b.failed || !ok && b.rows[i].err != nil
 	}
 	b.header.Valid = uint32(len(b.rows) - len(b.header.Bad))
 	b.header.Draws = b.draws()
@@ -383,16 +383,6 @@ func (b *batch) draws() []byte {
 	return out
 }
 
-// failed reports whether a row failed that no policy can skip.
-func (b *batch) failed() bool {
-	for i := range b.rows {
-		if bad := (*badSample)(nil); b.rows[i].err != nil && !errors.As(b.rows[i].err, &bad) {
-			return true
-		}
-	}
-	return false
-}
-
 // mix applies the transform's step over the whole batch; its rows are done.
 func (b *batch) mix(m Mixer, sp *spec) {
 	rows := make([]*Row, len(b.rows))
@@ -405,7 +395,7 @@ func (b *batch) mix(m Mixer, sp *spec) {
 		Occurrence: uint32(sp.rank)}, rows)
 	for i, r := range rows {
 		if r != nil {
-			b.set(i, int64(b.rows[i].draw.Sample), r.Label, true)
+			b.set(i, int64(b.rows[i].draw.Sample), r.Label, 1)
 		}
 	}
 }
@@ -426,16 +416,13 @@ func (r *row) read(ctx context.Context, s *session) error {
 	}
 	s.count.sourceBytes.Add(int64(len(data)))
 	told, _ := beside.find(s.spec.label.part())
-	label, err := s.spec.label.of(r.out.Label, told)
-	if err != nil {
+	if r.out.Label, err = s.spec.label.of(r.out.Label, told); err != nil {
 		return &badSample{id, s.ds.Path(id), err}
 	}
-	r.out.Label = label
 	if s.spec.transform == nil {
 		dst := r.out.Fields[0]
 		if len(data) != len(dst) {
-			return coded(codes.FailedPrecondition,
-				"sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
+			return refused("sample %d (%s): %d bytes where the dataset's version has %d: refresh the dataset",
 				id, s.ds.Path(id), len(data), len(dst))
 		}
 		copy(dst, data)
@@ -472,8 +459,8 @@ func (b *batch) settle(sp *spec, quota int, badSoFar *int) error {
 		if r.err == nil {
 			continue
 		}
-		var bad *badSample
-		if !errors.As(r.err, &bad) {
+		bad, ok := errors.AsType[*badSample](r.err)
+		if !ok {
 			return r.err
 		}
 		if *badSoFar++; *badSoFar > quota {

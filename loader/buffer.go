@@ -4,7 +4,6 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 
 	"google.golang.org/grpc/mem"
@@ -87,14 +86,13 @@ func (p *pool) drop() {
 type buffer struct {
 	data     []byte
 	owner    *session
-	reserved atomic.Bool
+	released sync.Once
 }
 
 // newBuffer makes a buffer of bufferSize(n) bytes, which are reserved already.
 func (s *session) newBuffer(n int64) *buffer {
 	size := bufferSize(n)
 	b := &buffer{data: s.srv.pool.get(size), owner: s}
-	b.reserved.Store(true)
 	s.mu.Lock()
 	s.buffers[b] = struct{}{}
 	s.mu.Unlock()
@@ -104,33 +102,25 @@ func (s *session) newBuffer(n int64) *buffer {
 
 // release gives the reservation back, once.
 func (b *buffer) release() {
-	if !b.reserved.CompareAndSwap(true, false) {
-		return
-	}
-	size := int64(len(b.data))
-	b.owner.srv.counters.held.Add(-size)
-	b.owner.srv.memory.Release(size)
+	b.released.Do(func() {
+		size := int64(len(b.data))
+		b.owner.srv.counters.held.Add(-size)
+		b.owner.srv.o.Memory.Release(size)
+	})
 }
 
-// free gives memory and reservation back. Nobody may use the buffer any more.
-func (b *buffer) free() {
+// shared returns a counted reference to the first n bytes, for gRPC. The buffer is freed with the last reference to
+// it or to a slice of it.
+func (b *buffer) shared(n int64) mem.Buffer { return mem.NewBuffer(new(b.data[:n]), b) }
+
+// Get implements mem.BufferPool. gRPC never asks the pool of a buffer for others.
+func (*buffer) Get(n int) *[]byte { return new(make([]byte, n)) }
+
+// Put gives memory and reservation back. Nobody uses the buffer any more.
+func (b *buffer) Put(*[]byte) {
 	b.owner.mu.Lock()
 	delete(b.owner.buffers, b)
 	b.owner.mu.Unlock()
 	b.owner.srv.pool.put(b.data)
 	b.release()
 }
-
-// shared returns a counted reference to the first n bytes, for gRPC. The buffer is freed with the last reference to
-// it or to a slice of it.
-func (b *buffer) shared(n int64) mem.Buffer {
-	return mem.NewBuffer(new(b.data[:n]), freer{b})
-}
-
-// freer is notified when the last reference to a mem.Buffer is dropped.
-type freer struct{ b *buffer }
-
-// Get implements mem.BufferPool. gRPC never asks the pool of a buffer for others.
-func (freer) Get(n int) *[]byte { return new(make([]byte, n)) }
-
-func (f freer) Put(*[]byte) { f.b.free() }

@@ -15,7 +15,11 @@ func newCrew(readers int) *crew {
 	c := &crew{}
 	c.cond.L = &c.mu
 	for range readers {
-		c.wg.Go(c.work)
+		c.wg.Go(func() {
+			for r := c.take(); r != nil; r = c.take() {
+				r.fill()
+			}
+		})
 	}
 	return c
 }
@@ -30,16 +34,6 @@ func (c *crew) add(b *batch) {
 	c.queue = append(c.queue, b)
 	c.mu.Unlock()
 	c.cond.Broadcast()
-}
-
-func (c *crew) work() {
-	for {
-		r := c.take()
-		if r == nil {
-			return
-		}
-		r.fill()
-	}
 }
 
 // take returns the next row, nil at the end.

@@ -24,6 +24,9 @@ func coded(c codes.Code, format string, args ...any) error {
 	return &codedError{c, fmt.Errorf(format, args...)}
 }
 
+func invalid(f string, args ...any) error { return coded(codes.InvalidArgument, f, args...) }
+func refused(f string, args ...any) error { return coded(codes.FailedPrecondition, f, args...) }
+
 // The causes that end a session from outside.
 var (
 	errFenced   = coded(codes.Aborted, "a newer stream was opened for this session and rank; this one ends")

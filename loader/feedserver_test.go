@@ -28,7 +28,7 @@ func serveFeed(args []string) error {
 	pattern := flag.String("files", "", "files whose contents are the samples, by turns")
 	memory := flag.Int64("memory", 0, "bytes that batches may take; 0: any number")
 	node := flag.String("node", "", "the server's node in its cluster")
-	weight := flag.Uint("weight", 1, "the weight of that node")
+	weight := flag.Uint("weight", 0, "the weight of that node")
 	token := flag.String("token", "", "what clients have to present")
 	var files loader.TLSFiles
 	flag.StringVar(&files.Cert, "tls-cert", "", "the server's certificate, for tls://")

@@ -6,7 +6,6 @@ import (
 	"net"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 
 	"github.com/shoalfs/shoal/internal/handover"
@@ -103,7 +102,7 @@ func (s *session) receiveFrames(c *net.UnixConn) error {
 	for {
 		var m feedpb.ClientMessage
 		if err := in.RecvMsg(&m); errors.Is(err, wire.ErrFrame) {
-			return coded(codes.InvalidArgument, "on the handover connection: %w", err)
+			return invalid("on the handover connection: %w", err)
 		} else if err != nil {
 			return nil //nolint:nilerr // its end, in whatever way
 		}
@@ -127,7 +126,7 @@ func (s *session) sendFrames(c *net.UnixConn) (to sender, end func(err error) er
 	stop := context.AfterFunc(s.ctx, func() { _ = c.SetWriteDeadline(time.Unix(1, 0)) })
 	return to, func(err error) error {
 		defer stop()
-		s.lease.settle()
+		s.lease.told.Store(true)
 		if err != nil {
 			_ = c.CloseWrite() // it may be gone
 			return err

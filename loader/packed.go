@@ -43,10 +43,7 @@ type Waste struct {
 }
 
 func (w Waste) String() string {
-	share := 0.0
-	if w.Tokens+w.Padding > 0 {
-		share = 100 * float64(w.Padding) / float64(w.Tokens+w.Padding)
-	}
+	share := 100 * float64(w.Padding) / max(1, float64(w.Tokens+w.Padding))
 	return fmt.Sprintf("%d documents in %d rows, %.2f%% padding, %d cut", w.Documents, w.Rows, share, w.Cut)
 }
 
@@ -282,20 +279,16 @@ type packedStream struct {
 func (s *packedStream) Read(ctx context.Context, pos int) ([]byte, func(), error) {
 	row := s.order.seq.At(pos)
 	docs := s.order.p.Documents(row)
-	out := make([]byte, 0, s.order.p.Size(row))
-	out = binary.LittleEndian.AppendUint64(out, uint64(len(docs)))
-	lengths := make([]int, len(docs)) // where each length stands
-	for i, d := range docs {
-		out = binary.LittleEndian.AppendUint64(out, uint64(d))
-		lengths[i] = len(out)
-		out = append(out, make([]byte, 8)...)
-	}
+	out := make([]byte, packedHeader(len(docs)), s.order.p.Size(row))
+	binary.LittleEndian.PutUint64(out, uint64(len(docs)))
 	for i, d := range docs {
 		data, release, err := s.Stream.Read(ctx, s.order.first[pos]+i)
 		if err != nil {
 			return nil, nil, fmt.Errorf("document %d (%s): %w", d, s.order.p.base.Path(int(d)), err)
 		}
-		binary.LittleEndian.PutUint64(out[lengths[i]:], uint64(len(data)))
+		entry := out[packedHeader(i):]
+		binary.LittleEndian.PutUint64(entry, uint64(d))
+		binary.LittleEndian.PutUint64(entry[8:], uint64(len(data)))
 		out = append(out, data...)
 		release()
 	}

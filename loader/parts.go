@@ -36,12 +36,11 @@ func (s *spec) wantedParts() (exts []string) {
 // checkParts refuses parts that no sample has.
 func (s *spec) checkParts(ds Dataset) error {
 	for _, ext := range s.parts {
-		found, numbered := ds.Parts(ext)
-		if !found {
+		switch found, numbered := ds.Parts(ext); {
+		case !found:
 			return fmt.Errorf("no sample has a .%s file beside it (same folder, same name up to the first dot), "+
 				"which %s needs: check the extension", ext, s.needs(ext))
-		}
-		if numbered {
+		case numbered:
 			return fmt.Errorf(".%s files are samples themselves here, but %s reads them as parts of samples: "+
 				"serve with --samples .jpg, or the extensions that your samples have", ext, s.needs(ext))
 		}

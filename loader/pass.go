@@ -7,11 +7,8 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
-
-	"google.golang.org/grpc/codes"
-
-	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
 // pass is one run through the data: the readers that fill batches, and the slots that batches are built in. A session
@@ -26,15 +23,14 @@ type pass struct {
 	short    bool // there was no memory for all slots that were asked for
 	crew     *crew
 	mem      *slotMemory // nil: batches go in Chunks
-	reserved int64
-	sessions int // guarded by srv.passMu
+	sessions int         // guarded by srv.passMu
 
-	mu     sync.Mutex
-	cond   sync.Cond
-	free   []uint32         // slots, the last used one at the end: it may still be in the CPU's cache
-	idle   []*batch         // complete batches in slots without references, oldest first
-	built  map[place]*batch // batches that others may take; shared passes only
-	leases map[*lease]struct{}
+	mu      sync.Mutex
+	changed chan struct{}    // closed when there may be a slot for who waits
+	free    []uint32         // slots, the last used one at the end: it may still be in the CPU's cache
+	idle    []*batch         // complete batches in slots without references, oldest first
+	built   map[place]*batch // batches that others may take; shared passes only
+	leases  map[*lease]struct{}
 }
 
 // passKey is everything that batches depend on.
@@ -61,8 +57,9 @@ type lease struct {
 	conn   net.Conn      // of the handover; nil: none yet, or gone
 	frames *net.UnixConn // the same, never reset, if the client wants its messages there; set before ready is closed
 	used   bool          // there was a handover
-	told   bool          // everything was sent: the client may leave
 	over   bool          // the stream has ended
+
+	told atomic.Bool // everything was sent: the client may leave
 }
 
 // ref is a session's claim on the batch in a slot.
@@ -80,34 +77,30 @@ const sharePatience = 100 * time.Millisecond
 // client works on.
 func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, *lease) {
 	if slots == 0 {
-		return s.newPass(passKey{}, false, nil, 0), nil
+		return s.newPass(passKey{}, false, nil), nil
 	}
 	least := min(credits+1, slots)
 	if credits == 0 { // they come later, the number is unknown
 		least = slots
 	}
-	sp := sess.spec
-	if !readonly {
-		mem, reserved := s.newSlots(sess, slots, least, false)
-		p := s.newPass(passKey{}, false, mem, reserved)
-		s.passMu.Lock()
-		defer s.passMu.Unlock()
-		return p, p.lease(slots, sess)
-	}
-	k := passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text,
-		sp.placement.name(), sp.seed, sp.batch, sp.world, sp.rank}
 	s.passMu.Lock()
 	defer s.passMu.Unlock()
-	if p := s.passes[k]; p != nil && (p.mem.count() >= slots || p.short && p.mem.count() >= least) {
-		p.sessions++
-		return p, p.lease(slots, sess)
+	var k passKey
+	most := slots
+	if sp := sess.spec; readonly {
+		k = passKey{sess.ds.Version(), sp.orderName, sp.transformName(), sp.hash, string(sp.tail), sp.bad.text,
+			sp.placement.name(), sp.seed, sp.batch, sp.world, sp.rank}
+		if p := s.passes[k]; p != nil && (p.mem.count() >= slots || p.short && p.mem.count() >= least) {
+			p.sessions++
+			return p, p.lease(slots, sess)
+		}
+		// Twice as many: two sessions never wait for each other, and a later or slower one finds that many batches of
+		// the first session.
+		most *= 2
 	}
-	// Twice as many: two sessions never wait for each other, and a later or slower one finds that many batches of the
-	// first session.
-	mem, reserved := s.newSlots(sess, 2*slots, least, true)
-	p := s.newPass(k, mem != nil, mem, reserved)
-	if mem != nil {
-		p.short = mem.count() < slots
+	p := s.newPass(k, readonly, s.newSlots(sess, most, least, readonly))
+	if p.shared {
+		p.short = p.mem.count() < slots
 		s.passes[k] = p
 	}
 	return p, p.lease(slots, sess)
@@ -116,7 +109,7 @@ func (s *Server) join(sess *session, slots, credits int, readonly bool) (*pass, 
 // newSlots allocates as many slots as there is memory for now, between least and most; nil if there is too little: all
 // who open or leave a session wait for it. If batches may also go in Chunks, it leaves room for one: raw batches can be
 // too large for a slot, and sessions that share slots can find all of them taken.
-func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMemory, int64) {
+func (s *Server) newSlots(sess *session, most, least int, shared bool) *slotMemory {
 	var data, beside int64
 	if sess.spec.transform == nil {
 		data = s.sizesOf(sess.ds).slotted(sess.spec.batch)
@@ -129,28 +122,27 @@ func (s *Server) newSlots(sess *session, most, least int, shared bool) (*slotMem
 	err := errors.New("the memory is used up (raise --memory, or lower the batch size)")
 	for count := most; count >= least; count-- {
 		size := int64(count) * bytes
-		if !s.memory.TryReserve(size + beside) {
+		if !s.o.Memory.TryReserve(size + beside) {
 			continue
 		}
-		s.memory.Release(beside)
+		s.o.Memory.Release(beside)
 		var mem *slotMemory
 		if mem, err = newSlotMemory(count, bytes); err == nil {
 			s.counters.held.Add(size)
-			return mem, size
+			return mem
 		}
-		s.memory.Release(size)
+		s.o.Memory.Release(size)
 	}
 	if sess.ctx.Err() == nil {
 		s.log.Warn("no shared memory for a feed session: its batches are sent over the connection",
 			"session", sess.spec.session, "rank", sess.spec.rank, "slots", least, "slot_bytes", bytes, "cause", err)
 	}
-	return nil, 0
+	return nil
 }
 
-func (s *Server) newPass(k passKey, shared bool, mem *slotMemory, reserved int64) *pass {
-	p := &pass{srv: s, key: k, shared: shared, crew: newCrew(s.o.Readers), mem: mem, reserved: reserved, sessions: 1,
-		built: map[place]*batch{}, leases: map[*lease]struct{}{}}
-	p.cond.L = &p.mu
+func (s *Server) newPass(k passKey, shared bool, mem *slotMemory) *pass {
+	p := &pass{srv: s, key: k, shared: shared && mem != nil, crew: newCrew(s.o.Readers), mem: mem, sessions: 1,
+		changed: make(chan struct{}), built: map[place]*batch{}, leases: map[*lease]struct{}{}}
 	if mem != nil {
 		for slot := mem.count(); slot > 0; slot-- {
 			p.free = append(p.free, uint32(slot))
@@ -206,57 +198,49 @@ func (p *pass) leave(l *lease) error {
 		}
 	}
 	p.mu.Unlock()
+	size := int64(len(p.mem.data))
 	err := p.mem.close()
-	s.counters.held.Add(-p.reserved)
-	s.memory.Release(p.reserved)
+	s.counters.held.Add(-size)
+	s.o.Memory.Release(size)
 	return err
 }
 
 // finish is the end of the stream. It drops the batches that were not delivered; those delivered are the client's for
 // as long as its handover connection stands.
 func (l *lease) finish() {
-	p := l.pass
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	l.pass.mu.Lock()
+	defer l.pass.mu.Unlock()
 	l.over = true
+	l.clear()
+}
+
+// clear drops what the client of a stream that has ended does not have. The caller holds pass.mu.
+func (l *lease) clear() {
 	for slot, r := range l.refs {
 		if !r.given || l.conn == nil {
 			l.drop(slot)
 		}
 	}
 	if l.conn == nil {
-		delete(p.leases, l)
+		delete(l.pass.leases, l)
 	}
-	p.cond.Broadcast()
-}
-
-// settle notes that everything was sent.
-func (l *lease) settle() {
-	l.pass.mu.Lock()
-	defer l.pass.mu.Unlock()
-	l.told = true
+	l.pass.wake()
 }
 
 // gone notes that the handover connection is closed: the client no longer uses the slots.
 func (l *lease) gone() {
-	p := l.pass
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	l.pass.mu.Lock()
+	defer l.pass.mu.Unlock()
 	l.conn = nil
-	if !l.over { // finish does the rest
-		if !l.told {
-			l.session.cancel(errLeaseGone)
-		}
-		return
+	switch { // before the stream's end, finish does the rest
+	case l.over:
+		l.clear()
+	case !l.told.Load():
+		l.session.cancel(errLeaseGone)
 	}
-	for slot := range l.refs {
-		l.drop(slot)
-	}
-	delete(p.leases, l)
-	p.cond.Broadcast()
 }
 
-// drop gives up the claim on a slot. The caller holds pass.mu, and broadcasts afterwards.
+// drop gives up the claim on a slot. The caller holds pass.mu, and wakes who waits afterwards.
 func (l *lease) drop(slot uint32) {
 	p, r := l.pass, l.refs[slot]
 	delete(l.refs, slot)
@@ -296,12 +280,12 @@ func (p *pass) completed(b *batch) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b.complete = true
-	if b.failed() {
+	if b.failed {
 		p.forget(b)
 	}
 	if b.refs == 0 {
 		p.free = append(p.free, b.slot)
-		p.cond.Broadcast()
+		p.wake()
 	}
 	if b.cancel != nil {
 		b.cancel(nil)
@@ -373,7 +357,7 @@ func (p *pass) claim(ctx context.Context, s *session, b *batch, total int64) (*b
 		return here(0)
 	}
 	w := slotWait{session: s}
-	defer w.end()
+	defer s.window.starve(false)
 	for {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -388,12 +372,12 @@ func (p *pass) claim(ctx context.Context, s *session, b *batch, total int64) (*b
 				s.impatient = false
 				return here(slot)
 			}
-			if s.impatient = s.impatient || w.impatient(); s.impatient {
+			s.impatient = s.impatient || !w.others.IsZero() && time.Since(w.others) >= sharePatience
+			if s.impatient {
 				return here(0)
 			}
 		}
-		w.begin(ctx)
-		p.cond.Wait()
+		w.wait(ctx)
 	}
 }
 
@@ -409,7 +393,7 @@ func (l *lease) give(b *batch) bool {
 	}
 	r.given = true
 	l.given++
-	p.cond.Broadcast()
+	p.wake()
 	return true
 }
 
@@ -420,23 +404,23 @@ func (l *lease) release(slots []uint32) error {
 	defer p.mu.Unlock()
 	for _, slot := range slots {
 		if r := l.refs[slot]; r == nil || !r.given {
-			return coded(codes.InvalidArgument, "release of slot %d, which holds no batch of this session: "+
-				"release a slot once for each batch that came in it", slot)
+			return invalid("release of slot %d, which holds no batch of this session: release a slot once for each "+
+				"batch that came in it", slot)
 		}
 		l.drop(slot)
 	}
-	p.cond.Broadcast()
+	p.wake()
 	return nil
 }
 
-// poke wakes waiting producers.
+// poke wakes waiting producers; wake does for a caller that holds mu.
 func (p *pass) poke() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.cond.Broadcast()
+	p.wake()
 }
 
-// pool describes the lease to its client.
-func (l *lease) pool() *feedpb.Pool {
-	return &feedpb.Pool{Key: l.key, Slots: uint32(l.pass.mem.count()), SlotBytes: uint64(l.pass.mem.bytes)}
+func (p *pass) wake() {
+	close(p.changed)
+	p.changed = make(chan struct{})
 }

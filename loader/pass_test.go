@@ -73,7 +73,7 @@ func TestPassStateMachine(t *testing.T) {
 		}
 		srv := NewServer(func() Dataset { return nil }, Options{Readers: 1})
 		defer srv.Close()
-		p := srv.newPass(passKey{}, shared, mem, 0)
+		p := srv.newPass(passKey{}, shared, mem)
 		model := &passModel{slots: map[uint32]*heldBatch{}}
 		var sessions []*session
 		n := 1
@@ -153,7 +153,7 @@ func TestPassStateMachine(t *testing.T) {
 			"complete": func(t *rapid.T) {
 				h := some(t, model.slots, func(h *heldBatch) bool { return !h.complete })
 				if rapid.Bool().Draw(t, "fails") {
-					h.batch.rows = []row{{err: errors.New("the store is away")}}
+					h.batch.failed = true
 					h.built = false
 				}
 				p.completed(h.batch)

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/shoalfs/shoal/cache/owner"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -71,7 +69,7 @@ func (p *placement) name() string {
 func (s *Server) place(sp *spec) error {
 	source, unit, err := unitsOf(sp.ds)
 	if err != nil {
-		return coded(codes.InvalidArgument, "%w", err)
+		return invalid("%w", err)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,14 +98,12 @@ func (s *Server) agree(by *session) error {
 			continue
 		}
 		if mine, other := by.ds.Version(), open.ds.Version(); mine != other { // it changed while both were being opened
-			return coded(codes.FailedPrecondition,
-				"rank %d has dataset %.12s, and rank %d of session %s dataset %.12s: it was refreshed meanwhile; "+
-					"close the feeds of all ranks, and open them again", sp.rank, mine, o.rank, o.session, other)
+			return refused("rank %d has dataset %.12s, and rank %d of session %s dataset %.12s: it was refreshed "+
+				"meanwhile; close the feeds of all ranks, and open them again", sp.rank, mine, o.rank, o.session, other)
 		}
 		if o.placement.name() != sp.placement.name() {
-			return coded(codes.FailedPrecondition,
-				"rank %d has placement %q, and rank %d of session %s placement %q: give all ranks the same one; "+
-					"before a job goes on with another, all its ranks close their feeds", sp.rank, sp.placement.name(),
+			return refused("rank %d has placement %q, and rank %d of session %s placement %q: give all ranks the same "+
+				"one; before a job goes on with another, all its ranks close their feeds", sp.rank, sp.placement.name(),
 				o.rank, o.session, o.placement.name())
 		}
 	}
@@ -199,14 +195,14 @@ func (v service) Owners(r *feedpb.OwnersRequest, to feedpb.Feed_OwnersServer) er
 	ds := v.s.ds()
 	p, err := owner.ParsePlacement(r.GetPlacement())
 	if err != nil {
-		return toStatus(coded(codes.InvalidArgument, "%w", err))
+		return toStatus(invalid("%w", err))
 	}
 	source, unit, err := unitsOf(ds)
 	if err == nil && p.Nodes() > math.MaxUint16 {
 		err = fmt.Errorf("placement of %d nodes, more than %d", p.Nodes(), math.MaxUint16)
 	}
 	if err != nil {
-		return toStatus(coded(codes.InvalidArgument, "%w", err))
+		return toStatus(invalid("%w", err))
 	}
 	owner := p.Owners(source, unit)
 	part := &feedpb.OwnersPart{Dataset: ds.Version()}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,7 +40,8 @@ type Options struct {
 	// member feed; nil: that member alone. The result is marshalled to JSON.
 	Stats func(feed Stats) any
 
-	// Node returns the id of this daemon's node and the weight of its cache; false outside of a cluster. It may be nil.
+	// Node returns the id of this daemon's node and the weight of its cache; "", 0 and false outside of a cluster. It
+	// may be nil.
 	Node func() (id string, weight uint32, ok bool)
 
 	// Delivered is called with the number of samples of each batch sent; may be nil.
@@ -62,18 +62,13 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	set := func(v *int, d int) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	set(&o.Workers, runtime.GOMAXPROCS(0))
-	set(&o.Readers, max(8, 4*o.Workers))
-	set(&o.LookAhead, 2)
-	set(&o.MaxWindow, 16)
-	if o.MaxBatchBytes <= 0 {
-		o.MaxBatchBytes = 1 << 30
-	}
+	o.Workers = cmp.Or(o.Workers, runtime.GOMAXPROCS(0))
+	o.Readers = cmp.Or(o.Readers, max(8, 4*o.Workers))
+	o.LookAhead = cmp.Or(o.LookAhead, 2)
+	o.MaxWindow = cmp.Or(o.MaxWindow, 16)
+	o.MaxBatchBytes = cmp.Or(o.MaxBatchBytes, 1<<30)
+	o.Memory = cmp.Or(o.Memory, Memory(unlimited{}))
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Node == nil {
 		o.Node = func() (string, uint32, bool) { return "", 0, false }
 	}
@@ -83,10 +78,6 @@ func (o Options) withDefaults() Options {
 	if o.Stats == nil {
 		o.Stats = func(feed Stats) any { return map[string]Stats{"feed": feed} }
 	}
-	if o.Memory == nil {
-		o.Memory = unlimited{}
-	}
-	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return o
 }
 
@@ -99,11 +90,10 @@ func (unlimited) Release(int64)                              {}
 // Server serves a dataset to any number of sessions. They share only the processors and the memory, unless they agree
 // to share a pass. A session keeps the version that it began with.
 type Server struct {
-	ds     func() Dataset
-	o      Options
-	memory Memory
-	log    *slog.Logger
-	cpu    chan struct{} // semaphore: one place for each running transform
+	ds  func() Dataset
+	o   Options
+	log *slog.Logger
+	cpu chan struct{} // semaphore: one place for each running transform
 
 	decoding objstore.Histogram
 	pool     pool
@@ -154,7 +144,7 @@ const (
 // another version. Close the server even if it never serves.
 func NewServer(ds func() Dataset, o Options) *Server {
 	o = o.withDefaults()
-	s := &Server{ds: ds, o: o, memory: o.Memory, log: o.Log, cpu: make(chan struct{}, o.Workers),
+	s := &Server{ds: ds, o: o, log: o.Log, cpu: make(chan struct{}, o.Workers),
 		passes: map[passKey]*pass{}, leases: map[string]*lease{}, sessions: map[*session]struct{}{}}
 	s.grpc = grpc.NewServer(append(o.Tokens.guard(o.Log, o.Audit),
 		grpc.ForceServerCodecV2(wire.Codec()),
@@ -212,16 +202,12 @@ func (s *Server) Drain(ctx context.Context) (sessions, left int) {
 	for open := range s.sessions {
 		open.window.freeze()
 	}
-	var idle chan struct{}
-	if sessions > 0 {
-		idle = make(chan struct{})
-		s.idle = idle
+	idle := make(chan struct{})
+	if s.idle = idle; sessions == 0 {
+		close(idle)
 	}
 	s.mu.Unlock()
 	s.health.Shutdown() // last: once health says so, sessions really are refused
-	if idle == nil {
-		return 0, 0
-	}
 	select {
 	case <-idle:
 		return sessions, 0
@@ -244,17 +230,9 @@ func (s *Server) Close() {
 		open.cancel(errStopping)
 	}
 	s.mu.Unlock()
-	gone := make(chan struct{})
-	go func() {
-		defer close(gone)
-		s.grpc.GracefulStop()
-	}()
-	select {
-	case <-gone:
-	case <-time.After(closeGrace):
-		s.grpc.Stop() // makes GracefulStop return too
-		<-gone
-	}
+	late := time.AfterFunc(closeGrace, s.grpc.Stop) // makes GracefulStop return
+	s.grpc.GracefulStop()
+	late.Stop()
 	s.streams.Wait()
 }
 
@@ -266,12 +244,9 @@ type service struct {
 
 func (v service) Info(context.Context, *feedpb.InfoRequest) (*feedpb.InfoResponse, error) {
 	ds := v.s.ds()
-	r := &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: uint64(v.s.sizesOf(ds).sum),
-		Classes: ds.Classes(), Server: v.s.o.Version}
-	if id, weight, ok := v.s.o.Node(); ok {
-		r.Node, r.Weight = id, weight
-	}
-	return r, nil
+	id, weight, _ := v.s.o.Node()
+	return &feedpb.InfoResponse{Dataset: ds.Version(), Samples: uint64(ds.Len()), Bytes: uint64(v.s.sizesOf(ds).sum),
+		Classes: ds.Classes(), Server: v.s.o.Version, Node: id, Weight: weight}, nil
 }
 
 // sizesOf describes the sizes of a dataset's samples.
@@ -299,7 +274,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 		return err
 	}
 	if m.GetOpen() == nil {
-		return toStatus(coded(codes.InvalidArgument, "the first message on a stream must be an Open"))
+		return toStatus(invalid("the first message on a stream must be an Open"))
 	}
 	ctx, span, named := sessionSpan(stream.Context(), m.GetOpen())
 	open, err := v.s.open(ctx, m.GetOpen())
@@ -308,8 +283,8 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 		v.s.auditRefused(stream.Context(), m.GetOpen(), err)
 		return toStatus(err)
 	}
-	open.span, open.named = span, named
-	v.s.auditOpened(stream.Context(), open)
+	open.span, open.named, open.peer = span, named, peerOf(ctx, v.s.o.Tokens != nil)
+	v.s.o.Audit.Write(open.event("feed_open"))
 	open.pass, open.lease = v.s.join(open, slots(stream.Context(), m.GetOpen()), int(m.GetOpen().GetCredits()),
 		m.GetOpen().GetReadonly())
 	err = open.run(stream)
@@ -323,7 +298,7 @@ func (v service) Stream(stream feedpb.Feed_StreamServer) error {
 func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 	current := s.versionFor(o)
 	if why, ok := current.(interface{ NoSamples() error }); ok && current.Len() == 0 {
-		return nil, coded(codes.InvalidArgument, "%w", why.NoSamples())
+		return nil, invalid("%w", why.NoSamples())
 	}
 	sp, err := resolve(ctx, o, current, s.o.Compile, s.o.MaxBatchBytes)
 	if err != nil {
@@ -340,9 +315,8 @@ func (s *Server) open(ctx context.Context, o *feedpb.Open) (*session, error) {
 		return nil, err
 	}
 	if sp.perEpoch(first) == 0 {
-		return nil, coded(codes.InvalidArgument,
-			"an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a global batch of "+
-				"%d (tail %s): lower the batch size, or use tail=pad",
+		return nil, invalid("an epoch of %d samples holds no batch for rank %d: %d ranks of %d samples each make a "+
+			"global batch of %d (tail %s): lower the batch size, or use tail=pad",
 			ds.Len(), sp.rank, sp.world, sp.batch, sp.global(), sp.tail)
 	}
 
@@ -423,10 +397,8 @@ func (s *Server) ended(open *session, err error) {
 		}
 	}
 	s.counters.ended.add(open)
-	if len(s.counters.lately) == keptSessions {
-		s.counters.lately = slices.Delete(s.counters.lately, 0, 1)
-	}
-	s.counters.lately = append(s.counters.lately, open.stats())
+	lately := append(s.counters.lately, open.stats())
+	s.counters.lately = lately[max(len(lately)-keptSessions, 0):]
 	level := slog.LevelInfo
 	if err != nil && !errors.Is(err, errFenced) && !errors.Is(err, errStopping) && !errors.Is(err, errLeaseGone) &&
 		Code(err) != codes.Canceled {

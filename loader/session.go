@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/codes"
-
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/pause"
 	"github.com/shoalfs/shoal/internal/trace"
@@ -89,7 +87,6 @@ func (s *session) run(stream feedpb.Feed_StreamServer) error {
 	go func() {
 		defer close(producer)
 		defer close(items)
-		defer s.adopt(nil)
 		if err := s.produce(put); err != nil {
 			_ = put(item{err: err}) // or the session is over
 		}
@@ -109,9 +106,7 @@ func (s *session) run(stream feedpb.Feed_StreamServer) error {
 	err = cmp.Or(context.Cause(s.ctx), err)
 	s.cancel(err)
 	<-producer
-	if e := s.pass.leave(s.lease); err == nil {
-		err = e
-	}
+	err = cmp.Or(err, s.pass.leave(s.lease))
 	s.abandon()
 	return err
 }
@@ -150,9 +145,9 @@ func (s *session) receive(stream feedpb.Feed_StreamServer) {
 func (s *session) hear(m *feedpb.ClientMessage) error {
 	switch {
 	case m.GetOpen() != nil:
-		return coded(codes.InvalidArgument, "a second Open on one stream: open another stream")
+		return invalid("a second Open on one stream: open another stream")
 	case m.GetRelease() != nil && s.lease == nil:
-		return coded(codes.InvalidArgument, "release of slots %v on a stream without slots", m.GetRelease().GetSlots())
+		return invalid("release of slots %v on a stream without slots", m.GetRelease().GetSlots())
 	case m.GetRelease() != nil:
 		return s.lease.release(m.GetRelease().GetSlots())
 	}
@@ -165,26 +160,21 @@ func (s *session) hear(m *feedpb.ClientMessage) error {
 // in order.
 func (s *session) produce(put func(item) error) error {
 	p, epoch := s.first, s.spec.start.Epoch
-	for n := 0; s.spec.epochs == 0 || n < s.spec.epochs; n++ {
-		if n > 0 {
-			var err error
-			if p, err = s.spec.plan(s.ds, epoch, 0); err != nil {
-				return err
-			}
-		}
-		if err := s.produceEpoch(p, epoch, put); err != nil {
+	for n := 1; ; n++ {
+		err := s.produceEpoch(p, epoch, put)
+		if err != nil {
 			return err
 		}
 		end := &feedpb.EpochEnd{Epoch: uint32(epoch), Batches: uint64(p.batches()),
 			State: s.spec.state(s.ds, epoch+1, 0).JSON()}
-		if err := put(item{end: end}); err != nil {
+		if err := put(item{end: end}); err != nil || n == s.spec.epochs || epoch == maxEpoch {
 			return err
 		}
-		if epoch++; epoch > maxEpoch {
-			break
+		epoch++
+		if p, err = s.spec.plan(s.ds, epoch, 0); err != nil {
+			return err
 		}
 	}
-	return nil
 }
 
 func (s *session) produceEpoch(p plan, epoch int, put func(item) error) error {
@@ -292,8 +282,8 @@ func (s *session) handedOver() error {
 	case <-s.ctx.Done():
 		return context.Cause(s.ctx)
 	case <-time.After(handoverPatience):
-		return coded(codes.FailedPrecondition,
-			"the client asked for slots and did not fetch them within %v: open with slots 0", handoverPatience)
+		return refused("the client asked for slots and did not fetch them within %v: open with slots 0",
+			handoverPatience)
 	}
 }
 
@@ -347,15 +337,15 @@ func (s *session) hello() *feedpb.ServerMessage {
 		Batch: uint32(sp.batch), GlobalBatch: uint64(sp.global()), World: uint32(sp.world), Rank: uint32(sp.rank),
 		Batches: uint64(s.first.batches()), PerEpoch: uint64(sp.perEpoch(s.first)),
 		Transform: sp.transformName(), TransformHash: sp.hash, Order: sp.orderName, Tail: string(sp.tail),
-		Bad:   sp.bad.text,
-		Epoch: uint32(sp.start.Epoch), State: sp.start.JSON(), Label: sp.label.String(),
+		Bad: sp.bad.text, Epoch: uint32(sp.start.Epoch), State: sp.start.JSON(), Label: sp.label.String(),
 	}
 	if sp.transform != nil {
 		o.Layout = sp.transform.Layout()
 	}
 	o.Planes, _ = planes(sp.transform, sp.batch, 0)
 	if s.lease != nil {
-		o.Pool = s.lease.pool()
+		mem := s.pass.mem
+		o.Pool = &feedpb.Pool{Key: s.lease.key, Slots: uint32(mem.count()), SlotBytes: uint64(mem.bytes)}
 	}
 	return &feedpb.ServerMessage{Kind: &feedpb.ServerMessage_Opened{Opened: o}}
 }

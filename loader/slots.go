@@ -3,6 +3,7 @@ package loader
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -57,11 +58,8 @@ func newSlotMemory(count int, bytes int64) (*slotMemory, error) {
 
 // close unmaps the memory. Clients that have mapped it keep it.
 func (m *slotMemory) close() error {
-	err := unix.Munmap(m.data)
+	err := errors.Join(unix.Munmap(m.data), m.file.Close())
 	m.data = nil
-	if e := m.file.Close(); err == nil {
-		err = e
-	}
 	return err
 }
 
@@ -152,50 +150,35 @@ const (
 	slotWarningEvery = time.Minute
 )
 
-// slotWait is one wait for a slot. Its methods are called with pass.mu held.
+// slotWait is one wait for a slot. At its end window.starve(false) is due.
 type slotWait struct {
-	session *session
-	started bool
-	others  time.Time // since when other sessions have held all slots
-	starved bool      // the client has held all of its own, and wanted more
-	timers  []*time.Timer
-	stop    func() bool
+	session  *session
+	others   time.Time        // since when other sessions have held all slots
+	patience <-chan time.Time // with them
+	warning  <-chan time.Time // nil until the client has held all of its own, and wanted more
 }
 
-// begin is called before each Wait.
-func (w *slotWait) begin(ctx context.Context) {
+// wait waits for a change of the pass, or until the wait has lasted too long. The caller holds pass.mu.
+func (w *slotWait) wait(ctx context.Context) {
 	s := w.session
 	p, l := s.pass, s.lease
-	if !w.started {
-		w.started = true
-		w.stop = context.AfterFunc(ctx, p.poke)
-	}
 	if len(l.refs) < l.limit && w.others.IsZero() {
-		w.others = time.Now()
-		w.timers = append(w.timers, time.AfterFunc(sharePatience, p.poke))
+		w.others, w.patience = time.Now(), time.After(sharePatience)
 	}
 	s.window.starve(l.given >= l.limit)
-	if !w.starved && s.window.starving() {
-		w.starved = true
-		// counted from now: the wait may have begun long before
-		w.timers = append(w.timers, time.AfterFunc(slotWarning, s.warnSlots))
+	if w.warning == nil && s.window.starving() {
+		w.warning = time.After(slotWarning) // from now on: the wait may have begun long before
 	}
-}
-
-// impatient reports whether others have held all slots for too long.
-func (w *slotWait) impatient() bool {
-	return !w.others.IsZero() && time.Since(w.others) >= sharePatience
-}
-
-func (w *slotWait) end() {
-	if !w.started {
-		return
+	changed := p.changed
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	select {
+	case <-changed:
+	case <-ctx.Done():
+	case <-w.patience:
+	case <-w.warning:
+		s.warnSlots()
 	}
-	w.stop()
-	for _, t := range w.timers {
-		t.Stop()
-	}
-	w.session.window.starve(false)
 }
 
 // warnSlots warns of a client that keeps all its slots and waits for another batch.

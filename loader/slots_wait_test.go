@@ -24,7 +24,7 @@ func TestSlotWarningComesLate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := srv.newPass(passKey{}, false, mem, 0)
+		p := srv.newPass(passKey{}, false, mem)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		s := &session{srv: srv, spec: &spec{batch: 1, world: 1}, window: newWindow(1, 1), pass: p, ctx: ctx,
 			cancel: cancel}

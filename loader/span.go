@@ -14,12 +14,8 @@ func sessionSpan(ctx context.Context, o *feedpb.Open) (_ context.Context, _ trac
 	if !trace.On() {
 		return ctx, trace.Span{}, false
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
 	ctx, named = trace.Remote(ctx, func(header string) string {
-		if v := md.Get(header); len(v) > 0 {
-			return v[0]
-		}
-		return ""
+		return append(metadata.ValueFromIncomingContext(ctx, header), "")[0]
 	})
 	ctx, span := trace.Start(ctx, "feed.session")
 	span.Str("shoal.client", o.GetClient())

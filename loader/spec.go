@@ -1,13 +1,12 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"strconv"
 	"strings"
-
-	"google.golang.org/grpc/codes"
 
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -54,15 +53,14 @@ func (s *spec) transformName() string {
 func (s *spec) plan(ds Dataset, epoch, cursor int) (plan, error) {
 	o, err := s.order.Over(facts(ds), epoch)
 	if err != nil {
-		return plan{}, coded(codes.InvalidArgument, "%w", err)
+		return plan{}, invalid("%w", err)
 	}
 	if b := s.order.Batch(); b > 0 && cursor%b != 0 && cursor != o.Len() {
-		return plan{}, coded(codes.FailedPrecondition, "state of %s: cursor %d is inside a batch of %d", s.orderName,
-			cursor, b)
+		return plan{}, refused("state of %s: cursor %d is inside a batch of %d", s.orderName, cursor, b)
 	}
 	p, err := newPlan(o, cursor, s.batch, s.world, s.rank, s.tail, s.placement)
 	if err != nil {
-		return plan{}, coded(codes.FailedPrecondition, "state of %s: %w", s.orderName, err)
+		return plan{}, refused("state of %s: %w", s.orderName, err)
 	}
 	p.again, _ = o.(order.Repeating)
 	return p, nil
@@ -88,45 +86,44 @@ func Check(ctx context.Context, o *feedpb.Open, compile Compiler) error {
 
 // parse reads an Open; from is its state, nil if it has none.
 func parse(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler) (s *spec, from *State, err error) {
-	invalid := func(err error) (*spec, *State, error) { return nil, nil, coded(codes.InvalidArgument, "%w", err) }
+	fail := func(err error) (*spec, *State, error) { return nil, nil, invalid("%w", err) }
 	if o.GetState() != "" {
 		st, err := ParseState(o.GetState())
 		if err != nil {
-			return invalid(err)
+			return fail(err)
 		}
 		from = &st
 	}
 	s = &spec{session: o.GetSession(), client: o.GetClient(), seed: o.GetSeed(), epochs: int(o.GetEpochs())}
 	if s.weight = max(1, int(o.GetWeight())); s.weight > MaxWeight {
-		return invalid(fmt.Errorf("weight %d: give 1 to %d", s.weight, MaxWeight))
+		return fail(fmt.Errorf("weight %d: give 1 to %d", s.weight, MaxWeight))
 	}
 	if s.bad, err = parseBad(o.GetBad()); err != nil {
-		return invalid(err)
+		return fail(err)
 	}
 	if s.label, err = parseLabel(o.GetLabel()); err != nil {
-		return invalid(err)
+		return fail(err)
 	}
 	tail := o.GetTail()
 	if tail == "" && from != nil {
 		tail = from.Tail
 	}
 	if s.tail, err = ParseTail(tail); err != nil {
-		return invalid(err)
+		return fail(err)
 	}
 	if err := s.resolveOrder(o, from); err != nil {
-		return invalid(err)
+		return fail(err)
 	}
 	if s.placement, err = parsePlacement(o.GetPlacement(), s.world); err != nil {
-		return invalid(err)
+		return fail(err)
 	}
-	if t := strings.TrimSpace(o.GetTransform()); t == "" || t == raw {
-		s.hash = raw
-	} else {
+	s.hash = raw
+	if t := strings.TrimSpace(o.GetTransform()); t != "" && t != raw {
 		if compile == nil {
-			return invalid(fmt.Errorf("transform %q: this server delivers raw samples only", t))
+			return fail(fmt.Errorf("transform %q: this server delivers raw samples only", t))
 		}
 		if s.transform, err = compile(ctx, t, ds); err != nil {
-			return invalid(err)
+			return fail(err)
 		}
 		s.hash = s.transform.Hash()
 	}
@@ -141,16 +138,10 @@ const shortVersion = 12
 
 // resolve checks an Open against the dataset.
 func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, maxBatchBytes int64) (*spec, error) {
-	invalid := func(format string, args ...any) (*spec, error) {
-		return nil, coded(codes.InvalidArgument, format, args...)
-	}
-	refuse := func(format string, args ...any) (*spec, error) {
-		return nil, coded(codes.FailedPrecondition, format, args...)
-	}
 	if v := o.GetDataset(); v != "" && v != ds.Version() &&
 		(len(v) < shortVersion || !strings.HasPrefix(ds.Version(), v)) {
-		return refuse("the trainer requires dataset %s, this server has %s: serve that version, or omit dataset",
-			o.GetDataset(), ds.Version())
+		return nil, refused("the trainer requires dataset %s, this server has %s: serve that version, or omit dataset",
+			v, ds.Version())
 	}
 	s, from, err := parse(ctx, o, ds, compile)
 	if err != nil {
@@ -164,16 +155,16 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 	s.hash = s.label.hashed(s.hash)
 	s.parts = s.wantedParts()
 	if err := s.checkParts(ds); err != nil {
-		return invalid("%w", err)
+		return nil, invalid("%w", err)
 	}
 	if _, packing := ds.Groups(); s.order.NeedsGroups() && packing != "" {
 		// The same samples, packed differently, are another order.
 		s.orderName += packingKey + packing
 	}
 	if from != nil && (from.Dataset != ds.Version() || from.Samples != 0 && from.Samples != ds.Len()) {
-		return refuse("the state is of dataset %s, %d samples, this server has %s, %d samples: a state is valid for "+
-			"one version of a dataset and one --samples only; serve these, or start the epoch again without a state",
-			from.Dataset, from.Samples, ds.Version(), ds.Len())
+		return nil, refused("the state is of dataset %s, %d samples, this server has %s, %d samples: a state is valid "+
+			"for one version of a dataset and one --samples only; serve these, or start the epoch again without a "+
+			"state", from.Dataset, from.Samples, ds.Version(), ds.Len())
 	}
 	row := int64(64)
 	if s.transform != nil {
@@ -182,26 +173,23 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 		}
 	}
 	if int64(s.batch) > maxBatchBytes/row {
-		return invalid("a batch of %d rows of %d bytes is more than the server's limit of %d bytes: "+
+		return nil, invalid("a batch of %d rows of %d bytes is more than the server's limit of %d bytes: "+
 			"lower the batch size", s.batch, row-64, maxBatchBytes)
 	}
 
 	if from == nil {
-		epoch := int64(o.GetEpoch())
-		if e := int64(s.order.Epoch()); e != 0 {
-			if epoch != 0 && epoch != e {
-				return invalid("order %s starts at epoch %d, the session at %d: omit one of them", s.order, e, epoch)
-			}
-			epoch = e
+		epoch, of := int64(o.GetEpoch()), int64(s.order.Epoch())
+		switch {
+		case epoch != 0 && of != 0 && epoch != of:
+			return nil, invalid("order %s starts at epoch %d, the session at %d: omit one of them", s.order, of, epoch)
+		case max(epoch, of) > maxEpoch:
+			return nil, invalid("epoch %d is beyond %d", max(epoch, of), maxEpoch)
 		}
-		if epoch > maxEpoch {
-			return invalid("epoch %d is beyond %d", epoch, maxEpoch)
-		}
-		s.start = s.state(ds, int(epoch), 0)
+		s.start = s.state(ds, int(max(epoch, of)), 0)
 		return s, nil
 	}
 	if err := s.agrees(from); err != nil {
-		return refuse("%w", err)
+		return nil, err
 	}
 	s.start = s.state(ds, from.Epoch, from.Cursor)
 	if from.Cursor > 0 { // a client that sets the epoch starts it again
@@ -212,26 +200,22 @@ func resolve(ctx context.Context, o *feedpb.Open, ds Dataset, compile Compiler, 
 
 // agrees returns why a state is not of this session's order.
 func (s *spec) agrees(from *State) error {
-	if from.Transform != s.hash {
-		return fmt.Errorf(
-			"the state was taken with transform %s, the session asks for %s (%s): pass the transform that "+
-				"the state was taken with",
-			from.Transform, s.hash, s.transformName())
-	}
-	if name, _, _ := strings.Cut(from.Order, packingKey); from.Order != s.orderName {
+	switch {
+	case from.Transform != s.hash:
+		return refused("the state was taken with transform %s, the session asks for %s (%s): pass the transform that "+
+			"the state was taken with", from.Transform, s.hash, s.transformName())
+	case from.Order != s.orderName:
+		name, _, _ := strings.Cut(from.Order, packingKey)
 		if _, err := order.ParseVersioned(name); err != nil {
-			return fmt.Errorf("the state: %w", err)
+			return refused("the state: %w", err)
 		}
-		return fmt.Errorf(
-			"the state was taken with order %s, the session asks for %s: pass that order, or start without a state",
-			from.Order, s.orderName)
-	}
-	if from.Seed != s.seed {
-		return fmt.Errorf("the state was taken with seed %d, the session asks for seed %d: pass seed=%d",
+		return refused("the state was taken with order %s, the session asks for %s: pass that order, or start without "+
+			"a state", from.Order, s.orderName)
+	case from.Seed != s.seed:
+		return refused("the state was taken with seed %d, the session asks for seed %d: pass seed=%d",
 			from.Seed, s.seed, from.Seed)
-	}
-	if from.Tail != string(s.tail) {
-		return fmt.Errorf("the state was taken with tail %q, the session asks for %q: pass tail=%q",
+	case from.Tail != string(s.tail):
+		return refused("the state was taken with tail %q, the session asks for %q: pass tail=%q",
 			from.Tail, s.tail, from.Tail)
 	}
 	return nil
@@ -248,32 +232,28 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 		text = "uniform"
 	}
 	name, keys, _ := strings.Cut(text, ":")
-	add := func(key, value string) {
-		sep := ","
-		if text == name || text == name+":" {
-			text, sep = name, ":"
-		}
-		text += sep + key + "=" + value
+	has := func(key string) bool { return strings.Contains(","+keys, ","+key+"=") }
+	add := func(key string, value uint64) {
+		keys = strings.TrimPrefix(fmt.Sprintf("%s,%s=%d", keys, key, value), ",")
+		text = name + ":" + keys
 	}
-	if seeded[name] && !strings.Contains(","+keys, ",seed=") {
-		add("seed", strconv.FormatUint(s.seed, 10))
+	if seeded[name] && !has("seed") {
+		add("seed", s.seed)
 	}
-	if name == "buckets" && !strings.Contains(","+keys, ",batch=") {
+	if name == "buckets" && !has("batch") {
 		// The session's global batch; resolveBatch compares them.
 		global := uint64(o.GetBatch()) * uint64(max(o.GetWorld(), 1))
 		if global == 0 && from != nil {
 			global = uint64(from.Batch)
 		}
 		if global > 0 {
-			add("batch", strconv.FormatUint(global, 10))
+			add("batch", global)
 		}
 	}
 	spec, err := order.Parse(text)
 	if err != nil {
-		if given := strings.TrimSpace(o.GetOrder()); given != "" {
-			if _, e := order.Parse(given); e != nil {
-				err = e // report the text as written
-			}
+		if _, e := order.Parse(cmp.Or(strings.TrimSpace(o.GetOrder()), text)); e != nil {
+			err = e // report the text as written
 		}
 		return err
 	}
@@ -286,8 +266,7 @@ func (s *spec) resolveOrder(o *feedpb.Open, from *State) error {
 			"use a computed order", spec)
 	}
 	s.world, s.rank = int(o.GetWorld()), int(o.GetRank())
-	r := spec.Ranks()
-	hasWorld, hasRank := strings.Contains(","+keys, ",world="), strings.Contains(","+keys, ",rank=")
+	r, hasWorld, hasRank := spec.Ranks(), has("world"), has("rank")
 	switch {
 	case r.First != r.Last:
 		return fmt.Errorf("order %s: one stream is one rank, not %s: open one for each", spec, r)
@@ -327,29 +306,25 @@ func (s *spec) resolveBatch(o *feedpb.Open, from *State) error {
 	s.batch = int(o.GetBatch())
 	if from != nil && s.batch == 0 {
 		if from.Batch%s.world != 0 {
-			return coded(codes.FailedPrecondition,
-				"the state's global batch of %d cannot be shared by %d ranks: resume with a divisor of it, or pass a "+
-					"batch size and allow rebatch", from.Batch, s.world)
+			return refused("the state's global batch of %d cannot be shared by %d ranks: resume with a divisor of it, "+
+				"or pass a batch size and allow rebatch", from.Batch, s.world)
 		}
 		s.batch = from.Batch / s.world
 	}
 	if s.batch <= 0 {
-		return coded(codes.InvalidArgument,
-			"batch size missing: it is the number of samples in a batch of this rank, at least 1")
+		return invalid("batch size missing: it is the number of samples in a batch of this rank, at least 1")
 	}
 	if s.batch > math.MaxInt32/s.world {
-		return coded(codes.InvalidArgument, "batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world)
+		return invalid("batches of %d for %d ranks are more than 2^31 samples", s.batch, s.world)
 	}
 	if from != nil && from.Batch != s.global() && !o.GetRebatch() {
-		return coded(codes.FailedPrecondition,
-			"the state was taken with a global batch of %d, the session asks for %d (%d for each of %d ranks): pass "+
-				"a batch size of %s, or allow rebatch",
+		return refused("the state was taken with a global batch of %d, the session asks for %d (%d for each of %d "+
+			"ranks): pass a batch size of %s, or allow rebatch",
 			from.Batch, s.global(), s.batch, s.world, share(from.Batch, s.world))
 	}
 	if b := s.order.Batch(); b > 0 && b != s.global() {
-		return coded(codes.InvalidArgument,
-			"order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass a batch "+
-				"size of %s, or another batch in the order",
+		return invalid("order %s has batches of %d, the session's global batch is %d (%d for each of %d ranks): pass "+
+			"a batch size of %s, or another batch in the order",
 			s.order, b, s.global(), s.batch, s.world, share(b, s.world))
 	}
 	return nil

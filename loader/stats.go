@@ -91,9 +91,8 @@ func (s *Server) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := Stats{Version: 1, Open: len(s.sessions), Sessions: s.counters.opened, Fenced: s.counters.fenced,
-		Failed:    s.counters.failed,
-		HeldBytes: s.counters.held.Load(), Workers: cap(s.cpu), Working: len(s.cpu), Decoding: s.decoding.Counts(),
-		Total: s.counters.ended, List: []SessionStats{},
+		Failed: s.counters.failed, HeldBytes: s.counters.held.Load(), Workers: cap(s.cpu), Working: len(s.cpu),
+		Decoding: s.decoding.Counts(), Total: s.counters.ended, List: []SessionStats{},
 		Ended: append([]SessionStats{}, s.counters.lately...)}
 	for open := range s.sessions {
 		out.List = append(out.List, open.stats())

@@ -66,17 +66,14 @@ func ReadTokens(file string) ([]string, error) {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
 	var list []string
-	n := 0
-	for line := range strings.Lines(string(b)) {
-		n++
+	for i, line := range strings.Split(string(b), "\n") {
 		token := strings.TrimSpace(line)
 		if token == "" || strings.HasPrefix(token, "#") {
 			continue
 		}
 		if !CanBeToken(token) {
-			return nil, fmt.Errorf(
-				"token file %s, line %d: spaces or non-ASCII characters: write one token a line, of letters and digits",
-				file, n)
+			return nil, fmt.Errorf("token file %s, line %d: spaces or non-ASCII characters: write one token a line, "+
+				"of letters and digits", file, i+1)
 		}
 		list = append(list, token)
 	}
@@ -120,8 +117,7 @@ var (
 
 // check verifies the token in a call's metadata.
 func (t *Tokens) check(ctx context.Context) error {
-	md, _ := metadata.FromIncomingContext(ctx)
-	sent := md.Get("authorization")
+	sent := metadata.ValueFromIncomingContext(ctx, "authorization")
 	if len(sent) == 0 {
 		return errNoToken
 	}

@@ -14,10 +14,10 @@ type window struct {
 	most  int64 // batches in building at once, whatever was granted
 
 	mu      sync.Mutex
-	cond    sync.Cond
-	granted int64 // credits, ever
-	final   bool  // no more credits will come
-	frozen  bool  // because the server drains
+	changed chan struct{} // closed by the next change
+	granted int64         // credits, ever
+	final   bool          // no more credits will come
+	frozen  bool          // because the server drains
 	started int64
 	sent    int64
 	sending bool // a batch that is ready, or the slots
@@ -28,9 +28,7 @@ type window struct {
 }
 
 func newWindow(ahead, most int) *window {
-	w := &window{ahead: int64(ahead), most: int64(most)}
-	w.cond.L = &w.mu
-	return w
+	return &window{ahead: int64(ahead), most: int64(most), changed: make(chan struct{})}
 }
 
 // change makes a change, counts the times of waiting, and wakes who waits.
@@ -41,7 +39,8 @@ func (w *window) change(f func()) {
 	waits := w.granted > w.sent && !w.sending
 	w.stall.Set(waits && !w.starved)
 	w.slots.Set(waits && w.starved)
-	w.cond.Broadcast()
+	close(w.changed)
+	w.changed = make(chan struct{})
 }
 
 // grant adds credits.
@@ -116,19 +115,17 @@ func (w *window) send(ctx context.Context) (ok bool, err error) {
 }
 
 func (w *window) wait(ctx context.Context, ready func() bool) error {
-	stop := context.AfterFunc(ctx, func() {
-		w.mu.Lock() // so that the broadcast does not fall between a check and its Wait
-		defer w.mu.Unlock()
-		w.cond.Broadcast()
-	})
-	defer stop()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for !ready() {
-		if ctx.Err() != nil {
+	for {
+		w.mu.Lock()
+		ok, changed := ready(), w.changed
+		w.mu.Unlock()
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		w.cond.Wait()
 	}
-	return nil
 }

@@ -42,11 +42,7 @@ func (f *FrameWriter) SendMsg(m any) error {
 	if chunk, ok := m.(*Chunk); ok {
 		return f.sendChunk(chunk)
 	}
-	message, ok := m.(proto.Message)
-	if !ok {
-		return fmt.Errorf("feed: cannot send %T as a frame", m)
-	}
-	b, err := proto.MarshalOptions{}.MarshalAppend(append(f.buf[:0], 0, 0, 0, 0), message)
+	b, err := proto.MarshalOptions{}.MarshalAppend(append(f.buf[:0], 0, 0, 0, 0), m.(proto.Message))
 	if err != nil {
 		return err
 	}

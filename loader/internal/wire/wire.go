@@ -7,7 +7,6 @@ package wire
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 
@@ -117,8 +116,6 @@ func (in *Incoming) chunk(data mem.BufferSlice) (bool, error) {
 	return true, nil
 }
 
-var errTooLong = errors.New("the server sent more than it announced")
-
 func tooLong(n, room int) error {
-	return fmt.Errorf("feed: chunk of %d bytes where %d are expected: %w", n, room, errTooLong)
+	return fmt.Errorf("feed: chunk of %d bytes where %d are expected: the server sent more than it announced", n, room)
 }
