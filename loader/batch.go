@@ -137,7 +137,11 @@ func (s *source) drop() {
 func (s *session) newBatch(ctx context.Context, p plan, k, epoch int) (*batch, error) {
 	at := place{epoch, p.cursor + k*p.global()}
 	if s.lease != nil {
-		if b := s.pass.take(s.lease, at); b != nil {
+		b, err := s.pass.take(ctx, s, at)
+		if err != nil {
+			return nil, err
+		}
+		if b != nil {
 			return s.follow(b), nil
 		}
 	}

@@ -292,11 +292,20 @@ func (p *pass) completed(b *batch) {
 	}
 }
 
-// take claims the batch at a place and returns it, if it is complete or under construction.
-func (p *pass) take(l *lease, at place) *batch {
+// take claims the batch at a place and returns it, if there is one, complete or under construction. First it waits
+// while the session has as many slots as it may hold.
+func (p *pass) take(ctx context.Context, s *session, at place) (*batch, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.taken(l, at)
+	w := slotWait{session: s}
+	defer s.window.starve(false)
+	for p.built[at] != nil && len(s.lease.refs) >= s.lease.limit {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		w.wait(ctx)
+	}
+	return p.taken(s.lease, at), nil
 }
 
 func (p *pass) taken(l *lease, at place) *batch {
@@ -362,12 +371,12 @@ func (p *pass) claim(ctx context.Context, s *session, b *batch, total int64) (*b
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if other := p.taken(l, b.at); other != nil {
-			return other, nil
-		}
 		if len(l.refs) >= l.limit {
 			w.others = time.Time{}
 		} else {
+			if other := p.taken(l, b.at); other != nil {
+				return other, nil
+			}
 			if slot, ok := p.slot(); ok {
 				s.impatient = false
 				return here(slot)

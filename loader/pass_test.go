@@ -109,16 +109,22 @@ func TestPassStateMachine(t *testing.T) {
 				}
 				total := int64(rapid.SampledFrom([]int{50, 100, 100, 100, 5000}).Draw(t, "bytes"))
 				b := &batch{by: s, at: where, source: &source{at: where}, ctx: s.ctx, header: &feedpb.BatchHeader{}}
-				there := model.at(where)
+				there, full, fits := model.at(where), model.refs(s) >= s.lease.limit, total <= mem.room()
+				if there != nil && full {
+					if got, err := p.take(&ending{Context: ended(t.Context())}, s, where); !errors.Is(err,
+						context.Canceled) {
+						t.Fatalf("a session with all its slots took %v, %v", got, err)
+					}
+					return
+				}
 				if there != nil {
-					if got := p.take(s.lease, where); got != there.batch {
-						t.Fatalf("took %p, not the batch that is there", got)
+					if got, err := p.take(t.Context(), s, where); got != there.batch || err != nil {
+						t.Fatalf("took %p, not the batch that is there: %v", got, err)
 					}
 					there.users[s] = false
 					model.idle = slices.DeleteFunc(model.idle, func(i uint32) bool { return i == there.batch.slot })
 					return
 				}
-				full, fits := model.refs(s) >= s.lease.limit, total <= mem.room()
 				if fits && full {
 					if got, err := p.claim(&ending{Context: ended(t.Context())}, s, b, total); !errors.Is(err,
 						context.Canceled) {
