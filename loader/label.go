@@ -146,7 +146,7 @@ func (l labelSource) of(folder int64, part []byte) (int64, error) {
 func parseCls(b []byte) (int64, error) {
 	text := bytes.TrimSpace(b)
 	n, err := strconv.ParseInt(string(text[:min(len(text), 32)]), 10, 64)
-	if err != nil {
+	if err != nil || len(text) > 32 {
 		return 0, fmt.Errorf("%.32q is not an integer", text)
 	}
 	return n, nil

@@ -29,7 +29,7 @@ func TestParseCls(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "3.0", "1 2", "dog", "9999999999999999999", "0x3",
-		"3                                       4"} {
+		"3                                       4", "00000000000000000000000000000003 dogs"} {
 		if n, err := parseCls([]byte(text)); err == nil {
 			t.Errorf("%q: %d", text, n)
 		}

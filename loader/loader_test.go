@@ -542,7 +542,8 @@ func TestRefusedStates(t *testing.T) {
 			o.State = edit(`"v":1`, `"v":2`)
 		}, codes.InvalidArgument, []string{"version 2"}},
 		{"not JSON", func(o *feedpb.Open) { o.State = "{" }, codes.InvalidArgument, []string{"JSON"}},
-		{"two", func(o *feedpb.Open) { o.State = state + state }, codes.InvalidArgument, []string{"trailing data"}},
+		{"two", func(o *feedpb.Open) { o.State = state + state }, codes.InvalidArgument, []string{"after top-level"}},
+		{"a brace", func(o *feedpb.Open) { o.State = state + "}" }, codes.InvalidArgument, []string{"after top-level"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := base()

@@ -3,7 +3,6 @@ package loader
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 )
 
 // stateVersion is the version of State's format.
@@ -43,12 +42,8 @@ func (s State) JSON() string {
 // ParseState parses a state, and checks everything that needs no dataset.
 func ParseState(text string) (State, error) {
 	var s State
-	d := json.NewDecoder(strings.NewReader(text))
-	if err := d.Decode(&s); err != nil {
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
 		return State{}, fmt.Errorf("state: not valid JSON: %w", err)
-	}
-	if d.More() {
-		return State{}, fmt.Errorf("state: trailing data after the JSON object")
 	}
 	switch {
 	case s.V != stateVersion:
