@@ -155,7 +155,6 @@ type Stream struct {
 
 	mu   sync.Mutex
 	free [][]byte
-	held int // slots that the caller has
 }
 
 // Open opens a session. Credits of 0 mean 2: one batch to work on and one on its way. Slots of 0 mean two more than
@@ -302,13 +301,8 @@ func (s *Stream) watch(ctx context.Context) {
 			s.last = endPatience
 		}
 		s.over <- err
-		s.wait()
+		_ = s.memory.conn.SetReadDeadline(time.Now().Add(s.last)) // fails if it is closed
 	}()
-}
-
-// wait sets the deadline for the handover connection's messages at the stream's end. The caller holds s.mu.
-func (s *Stream) wait() {
-	_ = s.memory.conn.SetReadDeadline(time.Now().Add(s.last)) // fails if it is closed
 }
 
 // late restarts the wait for a caller that was busy when the stream ended: the server's messages are already in
@@ -319,7 +313,7 @@ func (s *Stream) late() {
 	select {
 	case err := <-s.over:
 		s.over <- err
-		s.wait()
+		_ = s.memory.conn.SetReadDeadline(time.Now().Add(s.last))
 	default:
 	}
 }
@@ -406,13 +400,7 @@ func (b *Batch) receive(in *wire.Incoming) error {
 		if err != nil {
 			return err
 		}
-		s.mu.Lock()
-		keep := s.held < max(s.views, 1)
-		if keep {
-			s.held++
-		}
-		s.mu.Unlock()
-		if keep {
+		if int(s.memory.refs.Load()) <= max(s.views, 1) { // one is the stream's
 			s.memory.refs.Add(1)
 			b.buf, b.memory = view, s.memory
 		} else {
@@ -497,9 +485,6 @@ func (b *Batch) Release() {
 		return // released already
 	}
 	if b.memory != nil {
-		s.mu.Lock()
-		s.held--
-		s.mu.Unlock()
 		s.giveBack(b.Header.GetSlot())
 		b.memory.drop()
 	} else {
@@ -535,9 +520,8 @@ func (b *Batch) Row(i int) []byte {
 // Bytes returns the whole buffer.
 func (b *Batch) Bytes() []byte { return b.buf }
 
-// Digest is SHA-256 over (sample as u64 little-endian, length as u64 little-endian, bytes) of all
-// valid rows in order of delivery, with each further view of a sample behind its row. Padding and skipped samples are
-// left out.
+// Digest is SHA-256 over (sample as u64 little-endian, length as u64 little-endian, bytes) of all valid rows in order
+// of delivery, with each further view of a sample behind its row. Padding and skipped samples are left out.
 type Digest struct{ h hash.Hash }
 
 // NewDigest returns an empty digest.

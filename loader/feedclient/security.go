@@ -37,19 +37,18 @@ func ReadToken(file string) (string, error) {
 
 // dialOptions are the transport's and the calls' credentials.
 func (s Security) dialOptions(encrypted bool) ([]grpc.DialOption, error) {
-	var list []grpc.DialOption
+	transport := insecure.NewCredentials()
 	switch {
 	case encrypted:
 		c, err := s.tls()
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, grpc.WithTransportCredentials(readerTells{credentials.NewTLS(c)}))
+		transport = credentials.NewTLS(c)
 	case s.CA != "" || s.Cert != "" || s.Key != "" || s.ServerName != "":
 		return nil, errors.New("certificates are for tls://HOST:PORT: change the address, or leave them out")
-	default:
-		list = append(list, grpc.WithTransportCredentials(readerTells{insecure.NewCredentials()}))
 	}
+	list := []grpc.DialOption{grpc.WithTransportCredentials(readerTells{transport})}
 	if s.Token != "" {
 		if !loader.CanBeToken(s.Token) {
 			return nil, errors.New("the token contains spaces or non-ASCII characters: tokens are visible ASCII")

@@ -44,7 +44,7 @@ type mapping struct {
 	conn  net.Conn          // the lease: its end tells the server that the slots are no longer used
 	in    *wire.FrameReader // of messages on conn; nil: they come on the stream
 	out   *wire.FrameWriter
-	refs  atomic.Int32
+	refs  atomic.Int32 // the stream's, and the caller's batches in slots
 }
 
 // handOver fetches the descriptor of a pool and maps it.
