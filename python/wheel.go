@@ -34,8 +34,7 @@ type Wheel struct {
 
 var (
 	development = regexp.MustCompile(`^(\d+\.\d+\.\d+)-dev\b\.?(.*)$`)
-	since       = regexp.MustCompile(`^(\d+\.\d+\.\d+)(?:-(a|b|rc)\.?(\d+))?-(\d+)-(g[0-9a-f]+)$`)
-	preview     = regexp.MustCompile(`^(\d+\.\d+\.\d+)-(a|b|rc)\.?(\d+)$`)
+	release     = regexp.MustCompile(`^(\d+\.\d+\.\d+)(?:-(a|b|rc)\.?(\d+))?(?:-(\d+)-(g[0-9a-f]+))?$`)
 )
 
 // Version returns a version as PEP 440 writes it: 0.1.0-dev.g5f2c1ab is 0.1.0.dev0+g5f2c1ab.
@@ -50,11 +49,10 @@ func Version(v string) string {
 	if m := development.FindStringSubmatch(v); m != nil {
 		return strings.TrimSuffix(m[1]+".dev0+"+strings.ReplaceAll(m[2], "-", "."), "+")
 	}
-	if m := since.FindStringSubmatch(v); m != nil {
-		return m[1] + m[2] + m[3] + ".post" + m[4] + "+" + m[5]
-	}
-	if m := preview.FindStringSubmatch(v); m != nil {
-		return m[1] + m[2] + m[3]
+	if m := release.FindStringSubmatch(v); m != nil {
+		if v = m[1] + m[2] + m[3]; m[4] != "" {
+			v += ".post" + m[4] + "+" + m[5]
+		}
 	}
 	return v
 }
