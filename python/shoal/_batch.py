@@ -259,7 +259,7 @@ class Layout:
 
 def _maker(plane: Any, readonly: bool) -> Callable[[Any], np.ndarray]:
     """A function from the owner to the plane; bfloat16 as uint16."""
-    shape, dtype, offset = tuple(plane.shape), _dtype(plane.dtype), plane.offset
+    shape, dtype, offset = tuple(plane.shape), numpy_type(plane.dtype), plane.offset
     count, array = math.prod(shape), np.ndarray
     if count * dtype.itemsize != plane.length:
         raise ValueError(f"plane {plane.name}: {plane.length} bytes do not match its shape and type")
@@ -268,7 +268,8 @@ def _maker(plane: Any, readonly: bool) -> Callable[[Any], np.ndarray]:
     return lambda owner: array(shape, dtype, owner, offset)
 
 
-def _dtype(name: str) -> np.dtype:
+def numpy_type(name: str) -> np.dtype:
+    """numpy's type for a plane's; uint16 for bfloat16."""
     return np.dtype("<u2") if name == "bfloat16" else np.dtype(name).newbyteorder("<")
 
 
@@ -282,5 +283,5 @@ def _tensor_maker(plane: Any, torch: Any) -> Callable[[Any], Any]:
         return lambda owner: from_numpy(array(owner).view(signed))
     if plane.dtype == "uint16":
         return lambda owner: from_numpy(array(owner).astype(np.int32))
-    shape, dtype, offset, ndarray = tuple(plane.shape), _dtype(plane.dtype), plane.offset, np.ndarray
+    shape, dtype, offset, ndarray = tuple(plane.shape), numpy_type(plane.dtype), plane.offset, np.ndarray
     return lambda owner: from_numpy(ndarray(shape, dtype, owner, offset))

@@ -18,6 +18,7 @@ from typing import Any, Dict, Iterable, List, Optional, Tuple
 import numpy as np
 
 from . import _cuda_driver
+from ._batch import numpy_type
 from ._cuda_driver import Device
 
 _leases: "weakref.WeakSet[Lease]" = weakref.WeakSet()
@@ -83,7 +84,7 @@ class DeviceArray:
     def __init__(self, lease: Lease, address: int, shape: Tuple[int, ...], dtype: str, stream: int) -> None:
         self._lease, self._address = lease, address
         self.shape, self.stream = tuple(shape), stream
-        self._bits = np.dtype("<u2") if dtype == "bfloat16" else np.dtype(dtype).newbyteorder("<")
+        self._bits = numpy_type(dtype)
         self.dtype: Any = "bfloat16" if dtype == "bfloat16" else self._bits
 
     @property

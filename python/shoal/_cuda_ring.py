@@ -10,6 +10,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from . import _cuda_driver
+from ._batch import numpy_type
 from ._cuda_array import Buffer, DeviceArray, Lease
 from ._cuda_driver import CUDAError, Device
 
@@ -118,7 +119,6 @@ class Ring:
 
 def bits(plane: Any, buffer: np.ndarray, first: int = 0) -> np.ndarray:
     """A plane of a batch, whose bytes from `first` on are in buffer; bfloat16 as uint16."""
-    dtype = np.dtype("<u2") if plane.dtype == "bfloat16" else np.dtype(plane.dtype).newbyteorder("<")
-    array: np.ndarray = buffer[plane.offset - first:plane.offset - first + plane.length].view(dtype).reshape(
-        plane.shape)
+    array: np.ndarray = buffer[plane.offset - first:plane.offset - first + plane.length].view(
+        numpy_type(plane.dtype)).reshape(plane.shape)
     return array

@@ -3,20 +3,16 @@ come in host memory."""
 
 from __future__ import annotations
 
-import logging
 import os
 import types
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 from . import _cuda, _cuda_finish
 from ._batch import BadSample, Batch, Layout, with_views
 from ._errors import FeedError
-from ._slots import HandoverError
+from ._slots import HandoverError, warn_once
 
 _BUFFERS = 4
-
-log = logging.getLogger("shoal")
-_told: List[str] = []
 
 
 def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
@@ -43,10 +39,7 @@ def prepare(device: str, open: Dict[str, Any]) -> Tuple[Dict[str, Any], Any]:
 
 
 def _on_host(device: str, why: Exception) -> None:
-    text = f"device={device!r}: {why}. Batches stay in host memory"
-    if text not in _told:
-        _told.append(text)
-        log.warning("shoal: %s", text)
+    warn_once(f"shoal: device={device!r}: {why}. Batches stay in host memory")
 
 
 class DeviceStage:

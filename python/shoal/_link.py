@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Union
 
 import grpc
 import numpy as np
@@ -21,7 +21,7 @@ from . import _holders, _streams, _trace, _wire
 from ._batch import BadSample, Batch, Layout, _maker, _tensor_maker, in_buffer
 from ._errors import FeedError, explain
 from ._frames import Frames
-from ._slots import SlotPool, handover, log
+from ._slots import SlotPool, handover, log, warn_once
 
 SERVICE = "/shoal.feed.v1.Feed/"
 _ENDED = "OUT_OF_RANGE"  # the code of the error after the last epoch
@@ -32,7 +32,6 @@ _HELD_SECONDS = 5.0  # the wait for a slot after which it is reported
 _DEVICE_SECONDS = 0.002  # between checks of a device's events while waiting for a slot
 
 _user: Optional[int] = None  # the process that uses grpc
-_told: Set[str] = set()  # warnings already given
 
 
 def refuse_fork(user: int) -> None:
@@ -294,9 +293,7 @@ class Link:
                 f"the demand (batch_size=, "
                 "credits=, or dtype=\"uint8\" and normalise on the device); the server's log has the figures. slots=0 "
                 "silences this warning")
-        if text not in _told:
-            _told.add(text)
-            log.warning("%s", text)
+        warn_once(text)
 
     def _batch_item(self, header: Any, array: Optional[np.ndarray]) -> Tuple[str, Any]:
         if header.slot and self.pool is None and not self.on_device:
@@ -474,7 +471,7 @@ class Link:
 
 
 def _releases(pool: SlotPool) -> List[bytes]:
-    """The message that gives freed slots back, None if there are none."""
+    """The message that gives freed slots back, if there are any."""
     freed = pool.take_freed()
     return [_wire.encode(_wire.CLIENT_MESSAGE, release=dict(slots=freed))] if freed else []
 

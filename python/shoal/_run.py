@@ -358,6 +358,13 @@ class Ahead:
         self._job.late = late  # this order's windows are not waited for again
         return self._job
 
+    def write_twice(self, items: Callable[[], Any]) -> None:
+        """Has the first window written, and then, while the epoch begins, all of it."""
+        job = self.write(items)
+        job.finish(WAIT)
+        if not job.done or job.rest[1:] == [True]:
+            self.write(items)
+
     def took(self, count: int, items: Callable[[], Any], taken: Any = ()) -> None:
         """Says that the trainer has taken some items more. items and taken are write's."""
         self._taken += count
@@ -461,7 +468,7 @@ def _end(plan: Tuple[int, str, str], key: Tuple[int, int]) -> None:
 
 def _window(hint: Any, apart: Any, name: str, items: Any, reads: Callable[[Any], Any],
             most: int) -> Tuple[List[Tuple[str, int]], Optional[str], int, bool]:
-    """Writes up to most lines of what items read, in a copy of the process. Returns what _plans does, the number of
+    """Writes up to most lines of what items read, in a copy of the process. Returns what _write does, the number of
     items, and whether there are more."""
     mounts, lines, count = hint._Mounts(None), 0, 0
     texts: Dict[str, bytearray] = {}
@@ -477,14 +484,22 @@ def _window(hint: Any, apart: Any, name: str, items: Any, reads: Callable[[Any],
         count += 1
     else:
         most = 0  # that was all
+    plans = [(root, [bytes(text)], lines) for root, text in texts.items()]
+    return (*_write(hint, apart, name, plans), count, most > 0)
+
+
+def _write(hint: Any, apart: Any, name: str, plans: List[Tuple[str, Any, int]]) -> Tuple[List[Tuple[str, int]],
+        Optional[str]]:
+    """Writes the plans of mounts, each a text in pieces and its number of lines, in a copy of the process. Returns the
+    mounts and numbers of lines, and what went wrong with them."""
     written: List[Tuple[str, int]] = []
     try:
-        for root, text in texts.items():
-            apart.unlocked(hint._write, root, name, [bytes(text)])
+        for root, text, lines in plans:
+            apart.unlocked(hint._write, root, name, text)
             written.append((root, lines))
     except OSError as e:
-        return written, str(e), count, False
-    return written, None, count, most > 0
+        return written, str(e)
+    return written, None
 
 
 def _size(sized: Any) -> int:
@@ -495,8 +510,7 @@ def _size(sized: Any) -> int:
 
 
 def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[str, int]], Optional[str]]:
-    """Writes the plan of each mount that holds files of the loader, in a copy of the process. Returns the mounts and
-    numbers of files, and what went wrong with them."""
+    """Writes the plan of each mount that holds files of the loader, and returns what _write does."""
     mounts, dataset, listing = hint._Mounts(None), loader.dataset, None
     unlisted = None
     if _size(dataset) > hint.SHORT:
@@ -525,14 +539,7 @@ def _plans(hint: Any, apart: Any, loader: Any, name: str) -> Tuple[List[Tuple[st
         listing, long = _Tried(hint, apart, dataset, mounts), False
     plans = hint._texts(listing, indices, mounts, apart if long else None)
     del indices
-    written: List[Tuple[str, int]] = []
-    try:
-        for root, plan in plans.items():
-            apart.unlocked(hint._write, root, name, plan.ordered())
-            written.append((root, plan.lines()))
-    except OSError as e:
-        return written, str(e)
-    return written, None
+    return _write(hint, apart, name, [(root, plan.ordered(), plan.lines()) for root, plan in plans.items()])
 
 
 class _Tried:

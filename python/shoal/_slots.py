@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import json
 import logging
 import mmap
@@ -34,6 +35,11 @@ _FILLING = 1
 _HANDOVER_SECONDS = 30
 
 log = logging.getLogger("shoal")
+
+
+@functools.lru_cache(maxsize=None)
+def warn_once(text: str) -> None:
+    log.warning("%s", text)
 
 
 class HandoverError(FeedError):

@@ -118,10 +118,7 @@ def _rows(run: Any, iterator: Any) -> None:
         return  # others'
     ahead = _ahead(run, iterator, datasets[0]._paths[0], lambda item: [item], True, FIRST)
     if ahead is not None:
-        job = ahead.write(lambda: _groups(run, iterator))
-        job.finish(run.WAIT)
-        if not job.done or job.rest[1:] == [True]:
-            ahead.write(lambda: _groups(run, iterator))  # all of it, while the epoch begins
+        ahead.write_twice(lambda: _groups(run, iterator))
 
 
 def _groups(run: Any, iterator: Any) -> Iterator[Tuple[str, int, int]]:
