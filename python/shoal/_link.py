@@ -54,6 +54,9 @@ class Address:
             raise ValueError(f"feed address {addr!r}: ca=, cert=, key= and server_name= need tls://HOST:PORT")
         if bool(cert) != bool(key):
             raise ValueError("cert= and key= go together: the client's certificate and its key, PEM files")
+        if token and not all("!" <= c <= "~" for c in token):  # grpc would say so with the token in the text
+            raise ValueError("token= has spaces, a line break or non-ASCII characters; of what was read from a file, "
+                             "pass strip()")
         self.addr, self.path = addr, rest if scheme == "unix" else None
         self._target = addr if scheme == "unix" else rest
         self._files = (ca, key, cert) if scheme == "tls" else None

@@ -197,7 +197,8 @@ class Arguments(FeedCase):
     def test_wrong_ones(self):
         for wrong, word in ((dict(slots=3), "at least 4"), (dict(slots=-1), "at least 0"),
                             (dict(reconnect=-1), "reconnect"), (dict(device="mps"), "cuda:N"),
-                            (dict(ca="x"), "tls://"), (dict(addr="tls://x:1", cert="x"), "go together")):
+                            (dict(ca="x"), "tls://"), (dict(addr="tls://x:1", cert="x"), "go together"),
+                            (dict(token="s3cret\n"), "^token= has spaces, a line break or [^3]*$")):
             with self.assertRaisesRegex(ValueError, word):
                 self.feed(**wrong)
 
