@@ -158,7 +158,6 @@ class Feed:
         self._at: Union[Dict[str, Any], str, int] = 0  # position of the iteration: a state, or an epoch to begin
         self._link: Optional[Link] = None
         self._iteration: Optional[_Iteration] = None
-        self._busy = threading.Lock()  # held during next(), which two threads must not call at once
         self._torch = self._import_torch()
         self._heap: Any = None
         self._stats: Dict[str, Any] = {"batches": 0, "samples": 0, "bytes": 0, "slot_batches": 0, "epochs": 0,
@@ -243,8 +242,8 @@ class Feed:
                 for one in feed.get("ended_list", []) + feed["session_list"]:  # the newest is last
                     if (one.get("session"), one.get("rank")) == (self._args["session"], self._args["rank"]):
                         self._server = {name: one.get(name, 0.0) for name in self._server}
-            except (FeedError, ValueError, KeyError):
-                pass  # unreachable, a fork, or not a Shoal server
+            except (FeedError, OSError, ValueError, KeyError):
+                pass  # unreachable, a fork, not a Shoal server, or a certificate that is just being replaced
         pool = link.pool if link is not None else None
         slots = dict(slots=pool.limit, held_slots=len(pool.live)) if pool is not None else dict(slots=0, held_slots=0)
         return {**self._stats, **self._server, **slots}
@@ -443,6 +442,7 @@ class _Iteration:
 
     def __init__(self, feed: Feed) -> None:
         self._feed: Optional[Feed] = feed
+        self._busy = threading.Lock()  # held during next(), which two threads must not call at once
 
     def __iter__(self) -> "_Iteration":
         return self
@@ -456,7 +456,7 @@ class _Iteration:
             raise RuntimeError("this iteration of the feed is over: it was interrupted or has failed, a newer one was "
                                "begun, a state was "
                                "loaded, or the feed was closed")
-        if not feed._busy.acquire(blocking=False):
+        if not self._busy.acquire(blocking=False):
             raise RuntimeError("two threads call next() of one feed: give each thread a Feed with its own rank=, or "
                                "have one thread "
                                "hand batches on by a queue.Queue")
@@ -466,7 +466,7 @@ class _Iteration:
             feed._iteration = None
             raise
         finally:
-            feed._busy.release()
+            self._busy.release()
         if batch is None:
             self._feed = None
             raise StopIteration

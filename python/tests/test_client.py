@@ -5,6 +5,7 @@ import inspect
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -187,8 +188,10 @@ class Arguments(FeedCase):
             next(iter(torch.utils.data.DataLoader(self.feed())))
         self.assertGreater(len(list(torch.utils.data.DataLoader(self.feed(), batch_size=None))), 1)
         batches = iter(self.feed())
-        with batches._feed._busy, self.assertRaisesRegex(RuntimeError, "two threads"):
+        with batches._busy, self.assertRaisesRegex(RuntimeError, "two threads"):
             next(batches)
+        batches._busy.acquire()  # Ctrl-C may come before next() can release it
+        self.assertEqual(next(iter(batches._feed)).index, 0)
 
     def test_dtype(self):
         b = next(iter(self.feed(transform="ramp(2,2)", dtype=torch.float32)))
@@ -266,6 +269,12 @@ class Security(unittest.TestCase):
                 iter(shoal.Feed(server.addr, 10, ca=ca))
         with self.assertRaises(FileNotFoundError):
             iter(shoal.Feed(server.addr, 10, ca="/nonexistent/ca.crt"))
+        with tempfile.TemporaryDirectory() as folder:
+            ca = shutil.copy(f"{CERTS}/ca.crt", folder)
+            with shoal.Feed(server.addr, 10, ca=ca) as feed:
+                next(iter(feed))
+                os.remove(ca)
+                self.assertEqual(feed.stats()["batches"], 1)
 
     def test_certificates_of_clients(self):
         server = self.server("-listen=tls://127.0.0.1:0", f"-tls-client-ca={CERTS}/ca.crt")
