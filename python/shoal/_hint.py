@@ -85,6 +85,7 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None,
     if name is not None and ("/" in name or name[:1] == "."):
         raise ValueError(f"name={name!r}: it becomes a file's name in .shoal/plans of the mount, without / and no "
                          f"dot first")
+    _positive(epochs, limit)
     given = True
     if ranges is not None:
         if sampler is not None or paths is not None:
@@ -100,7 +101,6 @@ def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None,
             raise TypeError("hint needs paths, or a DataLoader whose dataset has them")
     listed = isinstance(paths, (list, tuple, np.ndarray))
     name, mounts = name or _name(sampler), _Mounts(mountpoint)
-    _positive(epochs, limit)
     _end_late(name)
 
     def work(apart: _Apart) -> bytes:

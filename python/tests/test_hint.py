@@ -613,6 +613,8 @@ class Plan(unittest.TestCase):
             shoal.hint([0], ["a/7.jpg"], self.mount, name="sweep/3")
         with self.assertRaisesRegex(ValueError, "no path lies below a Shoal mount"):
             shoal.hint(ranges=[])
+        with self.assertRaisesRegex(ValueError, "limit=0: it must be 1 or more"):
+            shoal.hint(ranges=[(tokens, 0, 1)], limit=0)
         with self.assertRaisesRegex(TypeError, "ranges, or a sampler"):
             shoal.hint([1], ranges=[(tokens, 0, 1)])
         with self.assertRaisesRegex(TypeError, "a sampler, or ranges"):
