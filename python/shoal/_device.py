@@ -7,7 +7,7 @@ import os
 import types
 from typing import Any, Callable, Dict, Tuple
 
-from . import _cuda, _cuda_finish
+from . import _cuda, _cuda_driver, _cuda_finish
 from ._batch import BadSample, Batch, Layout, with_views
 from ._errors import FeedError
 from ._slots import HandoverError, warn_once
@@ -46,7 +46,7 @@ class DeviceStage:
     """Copies batches to the device as they come, or uses those that are already there."""
 
     def __init__(self, device: _cuda.Device, opened: Any, link: Any) -> None:
-        self._link, self._finish = link, None
+        self._link, self._finish = link, _cuda.Finish.left(opened)
         self._stage: Any = None
         try:
             if link.on_device:
@@ -59,7 +59,6 @@ class DeviceStage:
             if link.on_device:
                 raise FeedError(f"device={device.name!r}: {e}. Or leave device out for batches in host memory") from None
             _on_host(device.name, e)
-            self._finish = _cuda.Finish.left(opened)
 
     def _imported(self, device: _cuda.Device, opened: Any, link: Any) -> _cuda.Imported:
         try:
@@ -93,16 +92,20 @@ class DeviceStage:
         return _Taken(header, lambda: _batch(header, staged.take()))
 
     def _host(self, header: Any, batch: Batch) -> Batch:
-        """A batch that stays in host memory."""
-        if self._finish is None:
-            return batch
+        """A batch in host memory, because there is no device, or because it came as messages, as one can in a shared
+        pass: then torch copies it."""
         arrays, owner = Layout(header.planes).arrays, batch._owner
-        data = self._finish.on_host(arrays["data"](owner), arrays["finish"](owner))
-        plane = types.SimpleNamespace(name="data", dtype=self._finish.dtype, shape=data.shape, offset=0,
-                                      length=data.nbytes)
-        fields = {name: array for name, array in batch.fields.items() if name != "finish"}
-        return Batch(self._link.array(plane, data), batch.label, batch.id, batch.valid, header.index, header.epoch,
-                     batch.bad, fields)
+        if self._finish is not None:
+            data = self._finish.on_host(arrays["data"](owner), arrays["finish"](owner))
+            plane = types.SimpleNamespace(name="data", dtype=self._finish.dtype, shape=data.shape, offset=0,
+                                          length=data.nbytes)
+            fields = {name: array for name, array in batch.fields.items() if name != "finish"}
+            batch = Batch(self._link.array(plane, data), batch.label, batch.id, batch.valid, header.index, header.epoch,
+                          batch.bad, fields)
+        if self._stage is not None and _cuda_driver.torch_cuda() is not None:
+            batch = batch.to(self._stage.device.name)
+            batch.id, batch.valid = arrays["id"](owner), arrays["valid"](owner)  # as of the others
+        return batch
 
     def close(self) -> None:
         if self._stage is not None:

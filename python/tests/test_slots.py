@@ -6,6 +6,7 @@ import threading
 import unittest
 import weakref
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ import support  # noqa: F401: the path of shoal
 from handover import Pool
 
 from shoal import FeedError
-from shoal import _holders, _slots
-from shoal._batch import Layout, in_buffer
+from shoal import _cuda, _cuda_driver, _device, _holders, _slots
+from shoal._batch import Layout, _maker, _tensor_maker, in_buffer
 
 ROWS = 4
 
@@ -297,6 +298,35 @@ class Holders(SlotCase):
         self.assertRegex(text, r"1 torch.Tensor \(4, 2, 4\) in a ")
         self.assertRegex(text, r"slots=10")
         del whole, kept, a_variable, attribute
+
+
+class OnADevice(unittest.TestCase):
+    @mock.patch.object(_cuda, "Stage")
+    def test_a_batch_that_comes_as_messages(self, stage):
+        # One can in a shared pass, among others in slots. What the server leaves to the device is done here.
+        made = [SimpleNamespace(name=n, dtype=d, shape=s, offset=o, length=int(np.prod(s)) * np.dtype(d).itemsize)
+                for n, d, s, o in (("data", "uint8", (2, 4, 5, 3), 0), ("finish", "uint16", (2, 4), 128),
+                                   ("label", "int64", (2,), 192), ("id", "int64", (2,), 256),
+                                   ("valid", "uint8", (2,), 320))]
+        transform = "CenterCrop(size=(4, 5))|fp16|nchw|Normalize(mean=(0.5, 0.5, 0.5), std=(0.5, 0.25, 0.5))|device"
+        array = np.arange(322).astype(np.uint8)
+        array[128:144].view("<u2")[:] = 0, 0, 3, 0, 0, 0, 2, 0
+        want = _cuda.Finish.of(transform, (2, 4, 5, 3)).on_host(array[:120].reshape(2, 4, 5, 3),
+                                                                array[128:144].view("<u2").reshape(2, 4))
+        stage.return_value.device.name = "cpu"
+        for cuda, library in ((None, None), (torch.cuda, torch)):
+            layout = Layout(made, library)
+            link = SimpleNamespace(
+                on_device=False, pool=SimpleNamespace(memory=None, slot_bytes=8192),
+                batch=lambda header, a: in_buffer(layout, a, 0, 0, ()),
+                array=lambda p, a: (_maker(p, False) if library is None else _tensor_maker(p, torch))(a))
+            opened = SimpleNamespace(transform=transform, planes=made)
+            with mock.patch.object(_cuda_driver, "torch_cuda", lambda: cuda):
+                taken = _device.DeviceStage(SimpleNamespace(name="cuda:0"), opened, link)
+                _, batch = taken.put(SimpleNamespace(planes=made, slot=0, index=0, epoch=0), array).take()
+            np.testing.assert_array_equal(np.asarray(batch.data), want)
+            self.assertEqual((batch.fields, type(batch.data), type(batch.id)),
+                             ({}, torch.Tensor if library else np.ndarray, np.ndarray))
 
 
 if __name__ == "__main__":
