@@ -34,20 +34,24 @@ class Finish(NamedTuple):
     @staticmethod
     def of(transform: str, data_shape: Sequence[int]) -> "Finish":
         """From the canonical form of a transform, and the shape of its rows."""
-        dtype, layout, mean, std = "uint8", "nchw", None, None
+        dtype, layout, v2 = "uint8", "nchw", False
+        norm: Optional[Tuple[Any, Any, str]] = None
         for word in words(transform):
             if word in _DTYPES:
                 dtype = _DTYPES[word]
             elif word in ("nchw", "nhwc"):
                 layout = word
+            elif word == "v2":
+                v2 = True
             elif word.startswith("Normalize("):
                 arguments = ast.parse(word, mode="eval").body
                 assert isinstance(arguments, ast.Call)
                 given = [ast.literal_eval(a) for a in arguments.args]
                 named = {k.arg: ast.literal_eval(k.value) for k in arguments.keywords}
                 mean, std = [*given, *(named[name] for name in ("mean", "std")[len(given):])]
+                norm = mean, std, named.get("dtype", "fp32")
         height, width = int(data_shape[1]), int(data_shape[2])
-        return Finish(dtype, layout, height, width, height, width, _table(dtype, mean, std))
+        return Finish(dtype, layout, height, width, height, width, _table(dtype, norm, v2))
 
     @property
     def itemsize(self) -> int:
@@ -86,18 +90,33 @@ class Finish(NamedTuple):
 _DTYPES = {"uint8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
-def _table(dtype: str, mean: Optional[Sequence[float]], std: Optional[Sequence[float]]) -> Optional[np.ndarray]:
-    """ToTensor and Normalize of each byte value of each channel: in float32, each step rounded, then rounded to the
-    type, half to even."""
+def _table(dtype: str, norm: Optional[Tuple[Sequence[float], Sequence[float], str]],
+           v2: bool) -> Optional[np.ndarray]:
+    """ToTensor and Normalize of each byte value of each channel, as makeTable of gpuingest/transform.go has it: in
+    Normalize's type, each step rounded, then rounded to the batch's, half to even."""
     if dtype == "uint8":
         return None
-    values = np.tile(np.arange(256, dtype=np.float32) / np.float32(255), (3, 1))
-    if mean is not None and std is not None:
-        values = (values - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]
-    if dtype == "float32":
-        return values.view(np.uint32)
+    values = np.tile(np.arange(256, dtype=np.float32), (3, 1))
+    values = values * np.float32(1 / 255) if v2 else values / np.float32(255)
+    if norm is not None:
+        kind = _DTYPES[norm[2]]
+        mean, std = (_rounded(np.asarray(given, np.float32)[:, None], kind) for given in norm[:2])
+        values = _rounded(_rounded(_rounded(values, kind) - mean, kind) / std, kind)
+    return _bits(values, dtype)
+
+
+def _bits(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The bits of the nearest numbers of a type."""
     if dtype == "float16":
         with np.errstate(over="ignore"):
             return values.astype(np.float16).view(np.uint16)
     bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return bits if dtype == "float32" else ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The nearest numbers of a type, as float32."""
+    bits = _bits(values, dtype)
+    if dtype == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else values

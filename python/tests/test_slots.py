@@ -1,6 +1,7 @@
 """Slots, with the server played by hand: who holds a slot, and when it is given back."""
 
 import gc
+import itertools
 import os
 import threading
 import unittest
@@ -15,7 +16,7 @@ import support  # noqa: F401: the path of shoal
 from handover import Pool
 
 from shoal import FeedError
-from shoal import _cuda, _cuda_driver, _device, _holders, _slots
+from shoal import _cuda, _cuda_driver, _device, _draws, _holders, _slots, _verify
 from shoal._batch import Layout, _maker, _tensor_maker, in_buffer
 
 ROWS = 4
@@ -301,6 +302,20 @@ class Holders(SlotCase):
 
 
 class OnADevice(unittest.TestCase):
+    def test_numbers_are_torchs(self):
+        pictures = np.arange(256, dtype=np.uint8).reshape(1, 1, 256, 1).repeat(3, 3)
+        norm = "|Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)"
+        for words in itertools.product(("fp32", "fp16", "bf16"), ("", norm + ")", norm + ", dtype='fp16')",
+                                                                  norm + ", dtype='bf16')"), ("", "|v2")):
+            with self.subTest(words):
+                transform = f"CenterCrop(size=(1, 256))|{words[0]}|nchw{words[1]}{words[2]}|pillow(9.4)"
+                got = _cuda.Finish.of(transform + "|device", pictures.shape).on_host(
+                    pictures, np.array([[0, 0, 2, 0]], np.uint16))[0]
+                if words[0] == "bf16":
+                    got = (got.astype(np.uint32) << 16).view(np.float32)
+                value = torch.from_numpy(pictures[0].transpose(2, 0, 1).copy())
+                np.testing.assert_array_equal(got, _verify._finish(value, _draws.parse(transform), iter(())))
+
     @mock.patch.object(_cuda, "Stage")
     def test_a_batch_that_comes_as_messages(self, stage):
         # One can in a shared pass, among others in slots. What the server leaves to the device is done here.
