@@ -288,8 +288,8 @@ func cached[T any](ctx context.Context, r *Restorer, name string, find func() (T
 		defer r.mu.Unlock()
 		return find()
 	}
-	if v, ok := look(); ok {
-		return v, nil
+	if v, ok := look(); ok || ctx.Err() != nil { // nothing is loaded for who has left
+		return v, ctx.Err()
 	}
 	loading := r.loads.DoChan(name, func() (any, error) {
 		if v, ok := look(); ok { // it came meanwhile

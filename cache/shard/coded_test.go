@@ -249,6 +249,10 @@ func TestCodedMembers(t *testing.T) {
 	if err := waiting.ReadAt(left, objects[0], make([]byte, 1), 0); !errors.Is(err, context.Canceled) {
 		t.Errorf("who leaves: %v", err)
 	}
+	none := func() (int, bool) { return 0, false }
+	if _, err := cached(left, waiting, "left", none, nil, nil); err == nil { // nil is not called
+		t.Error("loaded for who has left")
+	}
 	close(away.back)
 	for range 8 {
 		if err := <-failed; err == nil {
