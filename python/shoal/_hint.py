@@ -325,14 +325,16 @@ def _write(root: str, name: str, texts: Iterable[bytes]) -> None:
         raise OSError(e.errno, cause, path) from None
 
 
-def _amid(texts: Iterable[bytes]) -> Iterator[bytes]:
+def _amid(texts: Iterable[bytes]) -> Iterator[Union[bytes, memoryview]]:
     """The same bytes, in pieces of which all but the last end amid a line. The kernel closes the file of a copy that is
-    killed, and the mount refuses what was written by then."""
+    killed, and the mount refuses what was written by then: it ends with a folder, or a range without a length. Of names
+    without folders, in which a part may be a name, it ends with a part."""
     rest = b""
     for text in texts:
         text = rest + text
-        yield text[:-2]
-        rest = text[-2:]
+        end = max(text.rfind(b"/"), text.rfind(b"\t")) + 1 or max(len(text) - 2, 0)
+        yield memoryview(text)[:end]
+        rest = text[end:]
     yield rest
 
 

@@ -559,10 +559,13 @@ class Plan(unittest.TestCase):
 
     def test_a_copy_that_is_killed_leaves_no_plan(self):
         """What it has written by then ends amid a line, which the mount refuses."""
-        pieces = list(_hint._amid([b"a/1.jpg\nb/2.jpg\n", b"", b"c/3.jpg\n"]))
-        self.assertEqual(b"".join(pieces), b"a/1.jpg\nb/2.jpg\nc/3.jpg\n")
-        for k in range(1, len(pieces)):
-            self.assertEqual(b"".join(pieces[:k])[-3:], b".jp")
+        for texts, ends in (([b"a/1.jpg\nb/2.jpg\n", b"c/3.jpg\n"], (b"b/", b"c/")),
+                            ([b"a/1\na/12\n"], (b"\na/",)),  # a/1 is a file, too
+                            ([b"#ranges\na.bin\t0\t20\n"], (b"\t0\t",)), ([b"1.jpg\n", b"2.jpg\n"], (b".jp", b".jp"))):
+            pieces = list(_hint._amid(texts))
+            self.assertEqual(b"".join(pieces), b"".join(texts))
+            for k, end in enumerate(ends, 1):
+                self.assertEqual(b"".join(pieces[:k])[-len(end):], end)
 
     def test_names_in_another_encoding(self):
         """A plan has the bytes of names, of which the locale makes text."""
