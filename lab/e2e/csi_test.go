@@ -106,6 +106,15 @@ func (n *csiNode) start() {
 	})
 }
 
+// inTime fails the test if an error was no pod's event within ten seconds (docs/kubernetes.md). The driver waits for 8
+// of them, and on a machine that wakes programs late the rest takes longer.
+func (n *csiNode) inTime(what string, took, late time.Duration) {
+	n.t.Helper()
+	if took > 10*time.Second+6*late {
+		n.t.Errorf("%s: refused after %v, on a machine that was late by %v", what, took, late)
+	}
+}
+
 // mounts are those below the kubelet's folder.
 func (n *csiNode) mounts() (points []string) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
@@ -334,7 +343,7 @@ func TestCSIRights(t *testing.T) {
 	wrong := map[string]string{"AWS_ACCESS_KEY_ID": s3server.AccessKey, "AWS_SECRET_ACCESS_KEY": "wrong"}
 	refused := func(pod string, attributes, secrets map[string]string, says ...string) {
 		t.Helper()
-		begun := time.Now()
+		begun, late := time.Now(), lag()
 		err := n.publish(pod, attributes, secrets)
 		if err == nil {
 			t.Fatalf("%s: published", pod)
@@ -344,9 +353,7 @@ func TestCSIRights(t *testing.T) {
 				t.Errorf("%s: %v lacks %q", pod, err, s)
 			}
 		}
-		if d := time.Since(begun); d > 20*time.Second { // 8, and what a busy machine takes
-			t.Errorf("%s: refused after %v", pod, d)
-		}
+		n.inTime(pod, time.Since(begun), late())
 		if mounted(n.target(pod)) {
 			t.Errorf("%s: something is mounted", pod)
 		}
@@ -393,14 +400,12 @@ func TestCSIBadInput(t *testing.T) {
 		{map[string]string{"source": source, "role": "arn:aws:iam::1:role/x"}, nil, "no token for sts.amazonaws.com"},
 		{map[string]string{"source": source, "role": "arn:aws:iam::1:role/x"}, podKeys(), "a role and a Secret"},
 	} {
-		begun := time.Now()
+		begun, late := time.Now(), lag()
 		err := n.publish("bad", row.attributes, row.secrets)
 		if err == nil || !strings.Contains(err.Error(), row.says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%v: %v lacks %q", row.attributes, err, row.says)
 		}
-		if d := time.Since(begun); d > 20*time.Second { // 8, and what a busy machine takes
-			t.Errorf("%v: refused after %v", row.attributes, d)
-		}
+		n.inTime(fmt.Sprint(row.attributes), time.Since(begun), late())
 		t.Log(err)
 	}
 	n.unpublish("bad")
