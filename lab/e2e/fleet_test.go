@@ -305,7 +305,7 @@ type fleetStats struct {
 
 // fleetPeer is a node as another one sees it.
 type fleetPeer struct {
-	Zone           string
+	Address, Zone  string
 	Draining, Open bool
 	Owned          float64
 	Asked          struct{ Late, Passed, Bytes int64 }

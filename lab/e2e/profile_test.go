@@ -274,11 +274,19 @@ func TestProfile(t *testing.T) {
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			var got profiled
-			for range 3 { // who waits for what is a matter of times, which a busy machine changes
+			for range 3 {
 				got = profileWhile(t, c.mount, func() { p.do(c.kind, filepath.Join(c.mount, c.folder)) })
 				t.Logf("%v: %+v\n%s", got.names(), got.Figures, got.Verdict)
-				lacks := func(want string) bool { return !got.has(want) }
-				if !slices.ContainsFunc(c.want, lacks) && !slices.ContainsFunc(c.not, got.has) {
+				wrong := slices.DeleteFunc(slices.Clone(c.want), got.has)
+				for _, not := range c.not {
+					if got.has(not) {
+						wrong = append(wrong, not)
+					}
+				}
+				// Who waits for what is a matter of times, which a busy machine changes. What is read is not.
+				if len(wrong) == 0 || slices.ContainsFunc(wrong, func(name string) bool {
+					return name != "one-reader" && name != "not-the-storage"
+				}) {
 					break
 				}
 			}

@@ -221,7 +221,8 @@ func TestRecodedCluster(t *testing.T) {
 	}
 	readAll(t, second, dir, paths)
 	late += cameLate(t, second)
-	if n := p.Stats().Gets - gets; n > 2*late { // on a busy machine, as atMost of clusters has it
+	// None; on a busy machine as atMost of clusters has it, and never most of them.
+	if n := p.Stats().Gets - gets; n > min(2*late, int64(len(paths)/4)) {
 		t.Errorf("%d GETs of what the other node has, of which %d came late", n, late)
 	}
 	umount(t, second)
