@@ -41,8 +41,7 @@ type Process struct {
 	subproc.Controlled[Stats, Options]
 }
 
-// Spawn runs command (a program that calls [Main], and its first arguments) as a proxy before upstream and returns when
-// it accepts connections. It dies with this process.
+// Spawn runs command, which calls [Main], until this process ends, and returns when it accepts connections.
 func Spawn(ctx context.Context, command []string, upstream string, o Options) (*Process, error) {
 	options, err := json.Marshal(o)
 	if err != nil {
