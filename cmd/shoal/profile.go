@@ -47,8 +47,8 @@ recording as JSON lines; --from reads one.`,
 			switch {
 			case o.from != "" && len(args) > 0:
 				return cli.Usagef("give a MOUNTPOINT or --from, not both")
-			case o.from != "" && (o.out != "" || given(c, "duration")):
-				return cli.Usagef("--out and --duration: %s is already a recording", o.from)
+			case o.from != "" && o.out != "":
+				return cli.Usagef("--out: %s is already a recording", o.from)
 			}
 			r := recording{name: o.from, out: io.Discard}
 			if o.from != "" {

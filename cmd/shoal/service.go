@@ -116,7 +116,7 @@ func (s *service) start(c *cobra.Command, source, mountpoint string) (err error)
 		}
 	}
 	if only := s.feed == nil && mountpoint == ""; s.options.s3.addr == "" &&
-		(only || given(c, "s3-keys") || given(c, "s3-anonymous") || given(c, "s3-read-only")) {
+		(only || given(c, "s3-keys") || given(c, "s3-anonymous")) {
 		return cli.Usagef("there is no address for the S3 endpoint: give --%s 127.0.0.1:9000", s.options.s3.flag)
 	}
 	config, host, err := s.options.config(s.inv, source)

@@ -64,16 +64,11 @@ carries how far the bucket is behind.`,
 			} else if inv.attached() {
 				return ownStats(c.OutOrStdout())
 			}
-			carried := len(args) == 1 && isCarried(args[0])
-			switch {
-			case live && asJSON:
+			if live && asJSON {
 				return cli.Usagef("--watch and --json: leave one out (docs/stats.md: the last 15 minutes)")
-			case carried && given(c, "watch"):
-				return cli.Usagef("--watch: %s is carried by shoal ckpt, which has no rates: leave it out", args[0])
-			case carried:
+			}
+			if len(args) == 1 && isCarried(args[0]) {
 				return ckptStatus(c, args[0], asJSON)
-			case !live && given(c, "interval"):
-				return cli.Usagef("--interval is for --watch: give that, too, or leave this out")
 			}
 			target, err := oneDaemon(c.Context(), args, &security)
 			if err != nil {
