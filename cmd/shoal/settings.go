@@ -151,7 +151,9 @@ func configFile(s *settings.Schema, path string) (*settings.File, error) {
 		path, from = os.Getenv(configEnv), configEnv
 	}
 	for _, usual := range configPaths() { // one in an inaccessible folder, as root's home, is none
-		if _, err := os.Stat(usual); path == "" && err == nil {
+		if path != "" {
+			break // the home folder may hang
+		} else if _, err := os.Stat(usual); err == nil {
 			path = usual
 		}
 	}
