@@ -83,11 +83,13 @@ func Blur(dst, src []byte, size image.Point, kernel image.Point, sigma float64) 
 		f(tmp), f(line))
 }
 
+var elements = map[string]int{"uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4} // bytes, by type
+
 // Mix sets a to the weighted mean of a and b, of a type, where a's weight is k/65536. uint8 becomes
 // (a*k + b*(65536-k) + 32768) >> 16; fp32 becomes a*w + b*(1-w) with w = k/65536, each product rounded; fp16 and bf16
 // are widened for that, and rounded to nearest, half to even. The values of bf16 must be finite.
 func Mix(dtype string, a, b []byte, k int) {
-	elem := map[string]int{"uint8": 1, "fp16": 2, "bf16": 2, "fp32": 4}[dtype]
+	elem := elements[dtype]
 	pair(a, b, k, elem)
 	x, y, n, w := unsafe.Pointer(ptr(a)), unsafe.Pointer(ptr(b)), C.size_t(len(a)/elem), C.float(float32(k)/(1<<16))
 	switch dtype {
