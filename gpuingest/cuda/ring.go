@@ -13,8 +13,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/cuda/nvtx"
 )
 
-// lanes is how many batches the device processes at once: while the kernel works on one, the next is copied.
-const lanes = 2
+const lanes = 2 // batches at once on the device: while the kernel works on one, the next is copied
 
 // lane is a stream of work with memory for the rows as they arrive.
 type lane struct {
@@ -46,7 +45,7 @@ type graphKey struct {
 }
 
 // NewRing makes buffers of bufferBytes each, to which batches go from slots of slotBytes each. The slots' memory must
-// stay mapped until the ring is closed. If it fails it holds nothing, and the caller can go on without the device.
+// stay mapped until End. If it fails it holds nothing, and the caller can go on without the device.
 func (d *Device) NewRing(slots []byte, slotBytes, buffers, bufferBytes int) (*Ring, error) {
 	if slotBytes < 1 || len(slots) == 0 || len(slots)%slotBytes != 0 || buffers < 1 || bufferBytes < 1 {
 		return nil, fmt.Errorf("cuda: a ring of %d buffers of %d bytes over slots of %d in %d bytes",
@@ -281,9 +280,8 @@ func (r *Ring) Wait(buffer int) error {
 	return r.d.do(func() error { return fail("cuEventSynchronize", r.ready[buffer].Synchronize()) })
 }
 
-// Close implements relay.Ring. If it cannot wait for the device, it frees nothing, since the device may still use
-// it.
-func (r *Ring) Close() error {
+// End implements relay.Ring. If it cannot wait for the device, it frees nothing, since the device may still use it.
+func (r *Ring) End() error {
 	return r.d.do(func() error {
 		for _, l := range r.lanes {
 			if l.stream != (cu.Stream{}) {
@@ -307,6 +305,21 @@ func (r *Ring) Close() error {
 		for _, at := range r.tables {
 			errs = append(errs, fail("cuMemFree", cu.MemFree(at)))
 		}
+		if r.pinned {
+			errs = append(errs, unpin(r.slots))
+		}
+		r.slots, r.pinned, r.lanes, r.graphs, r.tables = nil, false, [lanes]lane{}, nil, nil
+		return errors.Join(errs...)
+	})
+}
+
+// Close implements relay.Ring.
+func (r *Ring) Close() error {
+	errs := []error{r.End()}
+	if r.slots != nil {
+		return errs[0]
+	}
+	return r.d.do(func() error {
 		for _, list := range [][]cu.Event{r.ready, r.free} {
 			for i := range list {
 				errs = append(errs, fail("cuEventDestroy", cu.DestroyEvent(&list[i])))
@@ -314,9 +327,6 @@ func (r *Ring) Close() error {
 		}
 		if r.region != nil {
 			errs = append(errs, r.region.close())
-		}
-		if r.pinned {
-			errs = append(errs, unpin(r.slots))
 		}
 		*r = Ring{d: r.d, slotBytes: r.slotBytes}
 		return errors.Join(errs...)

@@ -10,11 +10,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// The names of the planes that are not passed on unchanged.
-const (
-	planeData   = "data"
-	planeFinish = "finish"
-)
+const planeData, planeFinish = "data", "finish" // the planes that are not passed on unchanged
 
 // numpyNames are numpy's names of a device's types.
 var numpyNames = map[string]string{"uint8": "uint8", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -75,8 +71,7 @@ func lay(planes []*feedpb.Plane, rows, at int, finish *gpuingest.Finish) (*layou
 	return l, nil
 }
 
-// onHost are the planes that a trainer reads in the host's memory.
-var onHost = []string{"label", "id", "valid", "offsets"}
+var onHost = []string{"label", "id", "valid", "offsets"} // the planes that a trainer reads in the host's memory
 
 // host copies the planes onHost from the slot to dst, with the offsets of the buffer after data.
 func (l *layout) host(dst, slot []byte) {

@@ -37,8 +37,7 @@ type pool struct {
 	gone    chan struct{} // closed when a client that has them has closed their connection
 }
 
-// maxBuffers bounds a client's buffers: descriptors go in one message, which holds 253.
-const maxBuffers = 64
+const maxBuffers = 64 // of a client: descriptors go in one message, which holds 253
 
 func newPool(d Device, ring Ring, count, hostBytes int, lost func()) (*pool, error) {
 	page := os.Getpagesize()

@@ -40,14 +40,13 @@ type Ring interface {
 	// Start queues the work that makes the slot's batch in the buffer. From then on until Wait has returned for the
 	// buffer, nobody may write to the slot or read the buffer.
 	Start(slot, buffer int, j *gpuingest.Job) error
-	// Wait returns when the buffer's batch is complete, with its error. After an error nothing in the ring is
-	// reliable; it can only be closed.
+	// Wait returns when the buffer's batch is complete, or with an error, after which a ring can only be closed.
 	Wait(buffer int) error
-	// Close waits for the work and frees the buffers. After an error the slots must stay mapped: the device may
-	// still be reading them.
-	Close() error
-	// BufferBytes is the size of each buffer.
-	BufferBytes() int
+	// End waits for the work and lets go of the slots. After an error they must stay mapped: the device may still be
+	// reading them. Only Export and Close may follow.
+	End() error
+	Close() error     // ends it, and frees the buffers
+	BufferBytes() int // of each, until Close
 	// Export returns a descriptor of each buffer, which the caller closes, and handles of two events: batch complete,
 	// and buffer free.
 	Export() (fds []int, ready, free [][]byte, err error)
@@ -80,7 +79,7 @@ type Stats struct {
 	Sessions int64  `json:"sessions"`      // open, on the device
 	Passed   int64  `json:"passed"`        // open, passed through
 	Buffers  int64  `json:"buffers"`       // of open sessions
-	Bytes    int64  `json:"buffer_bytes"`  // device memory in these buffers
+	Bytes    int64  `json:"buffer_bytes"`  // device memory in buffers, of trainers whose session has ended, too
 	Held     int64  `json:"buffers_held"`  // by trainers
 	Batches  int64  `json:"batches"`       // delivered on the device
 	Fallen   int64  `json:"fallen_back"`   // sessions that the device could not serve
@@ -103,11 +102,7 @@ type Server struct {
 	sessions, passed, buffers, bytes, held, batches, fallen, waited, finished atomic.Int64
 }
 
-// The receive windows: without shared memory batches come in Chunks.
-const (
-	streamWindow = 32 << 20
-	connWindow   = 64 << 20
-)
+const streamWindow, connWindow = 32 << 20, 64 << 20 // to receive in: without shared memory batches come in Chunks
 
 // New returns a server. It connects to the feed when a trainer connects.
 func New(o Options) (*Server, error) {
@@ -153,9 +148,8 @@ func (s *Server) Close() error {
 // Stats returns the counters.
 func (s *Server) Stats() Stats {
 	return Stats{Device: s.o.Device.Name(), UUID: s.o.Device.UUID(), Sessions: s.sessions.Load(),
-		Passed: s.passed.Load(), Buffers: s.buffers.Load(),
-		Bytes: s.bytes.Load(), Held: s.held.Load(), Batches: s.batches.Load(), Fallen: s.fallen.Load(),
-		Waited: s.waited.Load(), Finished: s.finished.Load()}
+		Passed: s.passed.Load(), Buffers: s.buffers.Load(), Bytes: s.bytes.Load(), Held: s.held.Load(),
+		Batches: s.batches.Load(), Fallen: s.fallen.Load(), Waited: s.waited.Load(), Finished: s.finished.Load()}
 }
 
 type service struct {

@@ -85,12 +85,13 @@ func (r reading) Close() error { return nil }
 
 // device works on the host, in buffers that can be mapped elsewhere.
 type device struct {
-	refuse atomic.Bool // to make rings
-	failAt atomic.Int64
-	starts atomic.Int64
-	open   atomic.Int64
-	busy   atomic.Bool  // with what trainers have recorded
-	asked  atomic.Int64 // whether a buffer is free, while it was busy
+	refuse  atomic.Bool // to make rings
+	failAt  atomic.Int64
+	starts  atomic.Int64
+	open    atomic.Int64
+	reading atomic.Int64 // slots: rings that have not ended
+	busy    atomic.Bool  // with what trainers have recorded
+	asked   atomic.Int64 // whether a buffer is free, while it was busy
 }
 
 func (d *device) Name() string { return "cuda:0" }
@@ -112,6 +113,7 @@ func (d *device) Open(slots []byte, slotBytes, buffers, bufferBytes int) (relay.
 		r.fds, r.done[i] = append(r.fds, fd), make(chan error, 1)
 	}
 	d.open.Add(1)
+	d.reading.Add(1)
 	return r, nil
 }
 
@@ -164,8 +166,13 @@ func (r *ring) Export() (fds []int, ready, free [][]byte, err error) {
 	return fds, ready, free, nil
 }
 
-func (r *ring) Close() error {
+func (r *ring) End() error {
 	r.work.Wait()
+	r.d.reading.Add(-1)
+	return nil
+}
+
+func (r *ring) Close() error {
 	for _, fd := range r.fds {
 		_ = unix.Close(fd)
 	}
@@ -580,8 +587,11 @@ func TestTrainerLeaves(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 			time.Sleep(20 * time.Millisecond)
-			if h.device.open.Load() != 1 {
+			if h.device.open.Load() != 1 || h.relay.Stats().Bytes == 0 {
 				t.Error("the memory that a trainer uses is gone with its stream")
+			}
+			if h.device.reading.Load() != 0 {
+				t.Error("the server's slots stay page-locked for a trainer that has batches of a stream that ended")
 			}
 			_ = tr.conn.Close()
 		},

@@ -16,8 +16,7 @@ import (
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
 
-// deviceWord requests the host's part of a transform from the server.
-const deviceWord = "|device"
+const deviceWord = "|device" // requests the host's part of a transform from the server
 
 // session is one trainer's stream of batches on the device.
 type session struct {
@@ -141,6 +140,13 @@ func (ses *session) close() {
 	for err := error(nil); ses.up != nil && err == nil; { // until gRPC has let go of the stream
 		_, err = ses.up.Recv()
 	}
+	var errs []error
+	if ses.ring != nil {
+		errs = append(errs, ses.ring.End())
+	}
+	if ses.slots != nil {
+		errs = append(errs, ses.slots.close(errors.Join(errs...) != nil))
+	}
 	s, p, unclaimed := ses.srv, ses.pool, true
 	if p != nil {
 		s.mu.Lock()
@@ -149,31 +155,26 @@ func (ses *session) close() {
 		s.mu.Unlock()
 		s.sessions.Add(-1)
 		s.buffers.Add(-int64(len(p.out)))
-		s.bytes.Add(-int64(len(p.out) * ses.ring.BufferBytes()))
 		s.held.Add(-int64(p.abandon()))
 	}
 	if unclaimed {
-		ses.free()
-		return
+		ses.free(errs)
+	} else {
+		s.streams.Go(func() {
+			<-p.gone
+			ses.free(errs)
+		})
 	}
-	s.streams.Go(func() {
-		<-p.gone
-		ses.free()
-	})
 }
 
-// free frees everything that the session holds.
-func (ses *session) free() {
-	var inUse error
-	var errs []error
-	if ses.pool != nil {
-		errs = append(errs, ses.pool.close())
+// free frees what the trainer may have.
+func (ses *session) free(errs []error) {
+	if p := ses.pool; p != nil {
+		ses.srv.bytes.Add(-int64(len(p.out) * ses.ring.BufferBytes()))
+		errs = append(errs, p.close())
 	}
 	if ses.ring != nil {
-		inUse = ses.ring.Close()
-	}
-	if ses.slots != nil {
-		errs = append(errs, inUse, ses.slots.close(inUse != nil))
+		errs = append(errs, ses.ring.Close())
 	}
 	if err := errors.Join(errs...); err != nil {
 		ses.log.Error("closing a session on the device", "error", err)
@@ -278,9 +279,8 @@ func (ses *session) start(m *feedpb.ServerMessage) (item, error) {
 
 // deviceFailed is the error that a trainer gets when the device fails in the middle of its stream.
 func deviceFailed(err error) error {
-	return status.Errorf(codes.Unavailable,
-		"shoal-gpu: %v: open again with the last state, or at `shoal serve`'s own socket to go on without the device",
-		err)
+	return status.Errorf(codes.Unavailable, "shoal-gpu: %v: open again with the last state, or at `shoal serve`'s own "+
+		"socket to go on without the device", err)
 }
 
 // arrive returns the slot of a batch, once all of the batch is there.
