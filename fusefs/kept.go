@@ -122,14 +122,9 @@ func ReadMemo(memo *os.File) (m Memo, words []Word, err error) {
 	if _, err := memo.ReadAt(text, memoText); err != nil {
 		return m, nil, fmt.Errorf("memo of a mount: %w", err)
 	}
-	if end := bytes.LastIndexByte(text, '\n') + 1; end < len(text) {
-		text = text[:end]
-		if err := memo.Truncate(memoText + int64(end)); err != nil {
-			return m, nil, fmt.Errorf("memo of a mount: %w", err)
-		}
-	}
+	text = text[:bytes.LastIndexByte(text, '\n')+1]
 	first, rest, _ := bytes.Cut(text, []byte("\n"))
-	if err := json.Unmarshal(first, &m); err != nil {
+	if err := errors.Join(memo.Truncate(memoText+int64(len(text))), json.Unmarshal(first, &m)); err != nil {
 		return m, nil, fmt.Errorf("memo of a mount: %w", err)
 	}
 	for line := range bytes.Lines(rest) {

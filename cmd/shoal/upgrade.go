@@ -81,7 +81,7 @@ func upgradeSelf(ctx context.Context, inv *invocation) error {
 	defer renewing.Unlock()
 	services.Lock()
 	defer services.Unlock()
-	if err := renewable(services.all); err != nil {
+	if err := cmp.Or(renewable(services.all), daemon.Renewable()); err != nil {
 		return err
 	}
 	program := daemon.Program()

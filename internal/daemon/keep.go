@@ -151,9 +151,8 @@ func init() {
 	}
 	if own.To > 0 {
 		f := os.NewFile(uintptr(own.To), "keeper")
-		if c, err := net.FileConn(f); err == nil {
-			own.to, _ = c.(*net.UnixConn)
-		}
+		c, _ := net.FileConn(f)
+		own.to, _ = c.(*net.UnixConn)
 		_ = f.Close()
 		own.left.letGoIn(own.wait())
 	}
@@ -249,12 +248,20 @@ func give(k *keepsake, files []*os.File) {
 	}
 }
 
+// Renewable returns why Renew would end what is kept. Ask before anything ends for it.
+func Renewable() (err error) {
+	if own.away && !Kept() {
+		err = fmt.Errorf("no keeper has the mounts now, and they would end with this process (start one at %s=%s, "+
+			"and run this again)", KeeperEnv, os.Getenv(KeeperEnv))
+	}
+	return err
+}
+
 // Renew replaces this process by one that runs the program that is now where its own was, with what is kept. It does
 // not return, but with an error.
 func Renew(again Again) error {
-	if own.away && !Kept() {
-		return fmt.Errorf("no keeper has the mounts now, and they would end with this process (start one at %s=%s, "+
-			"and run this again)", KeeperEnv, os.Getenv(KeeperEnv))
+	if err := Renewable(); err != nil {
+		return err
 	}
 	if own.away || own.to != nil && own.Parent == os.Getppid() {
 		os.Exit(codeRenewed)
@@ -444,9 +451,7 @@ func (k *keeper) settle() {
 
 func (k *keeper) ready(pid int) {
 	if program, err := os.Open("/proc/" + strconv.Itoa(pid) + "/exe"); err == nil {
-		if k.good != nil {
-			_ = k.good.Close()
-		}
+		_ = k.good.Close() // there may be none
 		k.good = program
 	}
 }
