@@ -157,8 +157,7 @@ class Stage(Ring):
             raise RuntimeError("the feed was closed")
         if self._failed:
             raise RuntimeError(f"a batch could not be copied to {self.device.name}: {self._failed[0][0]}. Resume from "
-                               f"the last state in a new "
-                               "process, or without device=")
+                               "the last state in a new process, or without device=")
 
     def _copy(self, planes: Dict[str, Any], source: int, header: Any, buffer: Buffer) -> List[Plane]:
         """Queues the copies and the kernel, and returns where the planes will be."""

@@ -78,8 +78,7 @@ def driver() -> Driver:
                 loaded = Driver(ctypes.CDLL("libcuda.so.1"))
             except OSError as e:
                 raise Unavailable(f"there is no NVIDIA driver here ({e}). Install it, or run the container with GPUs "
-                                  f"(docker run --gpus all; "
-                                  "in Kubernetes a limit of nvidia.com/gpu)") from None
+                                  "(docker run --gpus all; in Kubernetes a limit of nvidia.com/gpu)") from None
             try:
                 loaded.cuInit(0)
             except CUDAError as e:
@@ -153,8 +152,7 @@ class Device:
         library.cuDeviceGetCount(ctypes.byref(count))
         if ordinal >= count.value:
             raise Unavailable(f"there is no device cuda:{ordinal}: the driver sees {count.value}, from cuda:0 on "
-                              f"(CUDA_VISIBLE_DEVICES hides "
-                              "GPUs and renumbers them)")
+                              "(CUDA_VISIBLE_DEVICES hides GPUs and renumbers them)")
         number = ctypes.c_int()
         library.cuDeviceGet(ctypes.byref(number), ordinal)
         self.number = number.value
@@ -168,8 +166,7 @@ class Device:
             library.cuDevicePrimaryCtxRetain(ctypes.byref(context), self.number)
         except CUDAError as e:
             raise Unavailable(f"cuda:{ordinal} gives no context: {e}. Its memory may be full, or another process may "
-                              f"use it in exclusive mode "
-                              "(see nvidia-smi)") from None
+                              "use it in exclusive mode (see nvidia-smi)") from None
         self._context = context
 
     @property

@@ -3,13 +3,15 @@ buffers"."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import mmap
 import queue
+import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
@@ -39,25 +41,24 @@ class Imported(Ring):
     answer  the handover's JSON: slots, slot_bytes, uuid, host_bytes, events
     fds     its descriptors: one for each buffer, then the memfd of the small planes. The caller closes them, at once
             if it likes
-    closed  is called when none of the server's memory is in use any more
+    connection  of the handover: ended when none of the server's memory is in use any more
 
     Raises Unavailable; then it holds nothing.
     """
 
     def __init__(self, device: Device, opened: Any, answer: Dict[str, Any], fds: Sequence[int],
-                 closed: Callable[[], Any] = lambda: None) -> None:
+                 connection: Optional[socket.socket] = None) -> None:
         super().__init__(device)
         count, self._size, self._host_bytes = int(answer["slots"]), int(answer["slot_bytes"]), int(answer["host_bytes"])
         if answer["uuid"] != device.uuid:
             raise Unavailable(f"shoal-gpu uses {answer['uuid']}, but {device.name} of this process is {device.uuid}: "
-                              f"pass the feed the device "
-                              "of that GPU, and do not hide it with CUDA_VISIBLE_DEVICES")
+                              "pass the feed the device of that GPU, and do not hide it with CUDA_VISIBLE_DEVICES")
         if not device.maps_memory:
             raise Unavailable(f"{device.name} cannot map memory of another process")
         if len(fds) != count + 1 or len(answer["events"]) != count:
             raise Unavailable(f"{len(fds)} descriptors and {len(answer['events'])} events for {count} buffers: the "
                               f"server has another version; update both")
-        self._over = closed
+        self._connection = connection
         self._free_events: Dict[int, int] = {}  # by address of the buffer
         self._release: Dict[int, Callable[[], Any]] = {}
         self._buffers: List[Buffer] = []
@@ -76,8 +77,8 @@ class Imported(Ring):
         except CUDAError as e:
             self._undo()
             raise Unavailable(f"{device.name}: the buffers of shoal-gpu cannot be imported: {e}. Both processes must "
-                              f"belong to one user, or see each "
-                              "other (one pid namespace), and the device needs memory for a context") from None
+                              "belong to one user, or see each other (one pid namespace), and the device needs "
+                              "memory for a context") from None
         except BaseException:
             self._undo()
             raise
@@ -189,4 +190,6 @@ class Imported(Ring):
             log.warning("shoal: giving back the buffers of shoal-gpu: %s", e)
         if self._host is not None:
             self._host.close()
-        self._over()
+        if self._connection is not None:
+            with self._connection, contextlib.suppress(OSError):  # the server may have ended
+                self._connection.shutdown(socket.SHUT_RDWR)  # forked workers have it, too

@@ -66,7 +66,7 @@ class DeviceStage:
         except HandoverError as e:
             raise FeedError(f"the handover of the memory of {opened.pool.device} failed: {e}") from None
         try:
-            made = _cuda.Imported(device, opened, answer, fds, connection.close)
+            made = _cuda.Imported(device, opened, answer, fds, connection)
         except BaseException:
             connection.close()
             raise

@@ -134,6 +134,13 @@ class ImportTest(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "closed"):
             self.put(imported, 2, 5)
 
+    def test_a_forked_worker_does_not_keep_the_servers_memory(self):
+        mine, servers = socket.socketpair()
+        with servers, mine.dup():  # as a fork copies it
+            _cuda.Imported(self.device, None, self.server.answer, self.server.fds, mine).close()
+            servers.settimeout(10)
+            self.assertEqual(servers.recv(1), b"")
+
     def test_another_gpu(self):
         answer = {**self.server.answer, "uuid": "GPU-00000000-0000-0000-0000-000000000000"}
         with self.assertRaisesRegex(_cuda.Unavailable, "shoal-gpu uses GPU-0000.*CUDA_VISIBLE_DEVICES"):
