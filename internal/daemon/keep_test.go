@@ -293,6 +293,6 @@ func TestInheritedIsLetGo(t *testing.T) {
 		if synctest.Wait(); (Holder{}).Has("x") {
 			t.Error("it is not let go")
 		}
-		own.left.timer = nil // which other bubbles must not touch
+		own.left = keeper{} // other bubbles must not touch its timer
 	})
 }
