@@ -253,13 +253,7 @@ func unmount(path string, lazy bool) error {
 
 // HasRing reports whether a process has an io_uring. Requests end there only in its threads. While those are stopped or
 // hang, who detaches its mount waits for it, cannot be killed, and holds up each sync(2) of the machine.
-func HasRing(pid int) bool {
-	fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-	return slices.ContainsFunc(fds, func(fd string) bool {
-		to, _ := os.Readlink(fd)
-		return to == "anon_inode:[io_uring]"
-	})
-}
+func HasRing(pid int) bool { return uses(fmt.Sprintf("/proc/%d", pid), "anon_inode:[io_uring]") }
 
 const maxUsers = 5 // that an error names
 

@@ -336,6 +336,9 @@ func refreshCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if m, err := fusefs.At(target); err == nil && m == nil { // no mount that waits for its next daemon
+				return askDaemon(c.Context(), target, c.OutOrStdout(), "refresh")
+			}
 			return askNext(c.Context(), silentPatience, target, c.OutOrStdout(), "refresh") // an upgrade takes a moment
 		},
 	}
