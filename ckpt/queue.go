@@ -1,7 +1,6 @@
 package ckpt
 
 import (
-	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -318,17 +317,20 @@ func (q *Queue) withdraw() {
 		if dir == "." || here[dir] || !q.unsealed[last] {
 			continue
 		}
-		var below []*file
+		sealed := map[string]bool{} // folders in it that a last name of their own completes
 		for p, f := range q.files {
-			if under(p, dir) {
-				below = append(below, f)
+			if in := path.Dir(p); f.last && under(in, dir) && f.there != nil && f.there.Print != (folder.Print{}) &&
+				!q.unsealed[p] && !f.leaving() {
+				sealed[in] = true
 			}
 		}
-		rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
-		slices.SortFunc(below, func(a, b *file) int {
-			return cmp.Or(rank[a.last]-rank[b.last], strings.Compare(a.path, b.path))
+		below := slices.DeleteFunc(slices.Sorted(maps.Keys(q.files)), func(p string) bool {
+			return !under(p, dir) || topOf(p, sealed) != ""
 		})
-		for _, f := range below {
+		rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
+		slices.SortStableFunc(below, func(a, b string) int { return rank[q.files[a].last] - rank[q.files[b].last] })
+		for _, p := range below {
+			f := q.files[p]
 			f.withdrawn = true
 			if f == q.busy && f.there == nil { // perhaps it comes
 				q.publish(f, Published{})

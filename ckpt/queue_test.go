@@ -115,12 +115,18 @@ func (m *model) left() {
 			continue
 		}
 		delete(m.pending, l)
-		for _, there := range []iter.Seq[string]{maps.Keys(m.bucket), maps.Keys(m.perhaps)} {
-			for p := range there {
-				m.doomed[p] = m.doomed[p] || under(p, dir)
+		sealed := map[string]bool{}
+		for p := range m.bucket {
+			if isLast(p) && under(path.Dir(p), dir) && !m.pending[p] && !m.perhaps[p] {
+				sealed[path.Dir(p)] = true
 			}
 		}
-		if m.flight != nil && m.flight.Put && under(m.flight.Path, dir) {
+		for _, there := range []iter.Seq[string]{maps.Keys(m.bucket), maps.Keys(m.perhaps)} {
+			for p := range there {
+				m.doomed[p] = m.doomed[p] || under(p, dir) && topOf(p, sealed) == ""
+			}
+		}
+		if m.flight != nil && m.flight.Put && under(m.flight.Path, dir) && topOf(m.flight.Path, sealed) == "" {
 			m.doomed[m.flight.Path], m.perhaps[m.flight.Path] = true, true // also if it says that it was not made
 		}
 	}

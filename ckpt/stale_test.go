@@ -250,6 +250,25 @@ func TestWithdrawnOrder(t *testing.T) {
 	}
 }
 
+// A run's folder is removed while its own last name is under way, as after a training has ended: its complete
+// checkpoints stay, and the others go.
+func TestCompleteStays(t *testing.T) {
+	q := NewQueue(isLast, false)
+	for _, p := range []string{"run/1/a", "run/1/b/c", "run/1/last", "run/2/a", "run/2/last", "run/a", "run/last"} {
+		q.publish(q.file(p), Published{Print: folder.Print{Ino: 1}, ETag: "e"})
+	}
+	q.unsealed["run/2/last"], q.unsealed["run/last"] = true, true
+	q.HearAll(nil, time.Time{})
+	var removed []string
+	for c, ok := q.Next(); ok; c, ok = q.Next() {
+		removed = append(removed, c.Path)
+		q.Made(c, Published{})
+	}
+	if want := []string{"run/2/last", "run/2/a", "run/last", "run/a"}; !slices.Equal(removed, want) {
+		t.Errorf("removed: %v", removed)
+	}
+}
+
 // What is being written when a daemon starts may be a log that nobody closes: a last name beside it does not wait, not
 // even if the file was closed before. With a daemon that has seen that, it waits.
 func TestStartWhileRewritten(t *testing.T) {

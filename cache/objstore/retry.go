@@ -15,8 +15,7 @@ import (
 	"github.com/shoalfs/shoal/internal/trace"
 )
 
-// RetryPolicy says how often and how long a failed request is retried. The zero value of each field means its
-// default.
+// RetryPolicy says how often and how long a failed request is retried. The zero value of a field is its default.
 type RetryPolicy struct {
 	// Tries is the number of tries, including the first. Default 8.
 	Tries int

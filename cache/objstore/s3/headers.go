@@ -13,8 +13,7 @@ import (
 	"github.com/shoalfs/shoal/cache/objstore"
 )
 
-// checkCustomerKey refuses to send the key over plain HTTP, as S3 refuses to accept it, unless it stays on this
-// machine.
+// checkCustomerKey refuses to send the key over plain HTTP, as S3 refuses to take it, unless it stays on this machine.
 func checkCustomerKey(k objstore.CustomerKey, at *url.URL) error {
 	if k.IsZero() || at.Scheme == "https" {
 		return nil
