@@ -417,17 +417,28 @@ func (a authored) Delete(ctx context.Context, key, etag string) error {
 	return a.Layer.Delete(objstore.WithAuthor(ctx, ""), key, etag)
 }
 
+// carrying runs a carrier of a folder, which must end without an error.
+func carrying(t *testing.T, dir string, store objstore.Layer) (c *Carrier, ctx context.Context, end func()) {
+	t.Helper()
+	c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Drain: time.Minute,
+		Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, func() {}) }()
+	return c, ctx, func() {
+		t.Helper()
+		stop()
+		must(t, errors.Join(<-ended, c.Close()))
+	}
+}
+
 // News of a checkpoint that come when it has just been removed here publish nothing, and take nothing from the bucket,
 // nor does the next start.
 func TestKeepLocalBeforeNews(t *testing.T) {
 	store, dir := authored{memstore.New()}, t.TempDir()
 	for range 2 {
-		c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Drain: time.Minute,
-			Log: slog.New(slog.DiscardHandler)})
-		must(t, err)
-		ctx, stop := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- c.Run(ctx, func() {}) }()
+		c, ctx, end := carrying(t, dir, store)
 		for _, p := range []string{"1/last", "2/last"} {
 			if !there(filepath.Join(dir, "2/last")) {
 				save(t, filepath.Join(dir, p), 1)
@@ -447,8 +458,7 @@ func TestKeepLocalBeforeNews(t *testing.T) {
 			}
 		})
 		until(t, "the older one has gone here", func() bool { return !there(filepath.Join(dir, "1")) })
-		stop()
-		must(t, errors.Join(<-ended, c.Close()))
+		end()
 		if _, err := store.Stat(t.Context(), "1/last"); err != nil {
 			t.Fatal(err)
 		}
@@ -461,12 +471,7 @@ func TestKeepLocalLooksAgain(t *testing.T) {
 	store, _ := toFolder(t)
 	dir := t.TempDir()
 	at := func(p string) string { return filepath.Join(dir, p) }
-	c, err := Open(t.Context(), Config{Dir: dir, Store: store, Last: isLast, Drain: time.Minute,
-		Log: slog.New(slog.DiscardHandler)})
-	must(t, err)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Run(ctx, func() {}) }()
+	c, ctx, end := carrying(t, dir, store)
 	for _, p := range []string{"1/last", "2/last", "3/last"} {
 		save(t, at(p), 1)
 		until(t, p+" is whole", func() (whole bool) {
@@ -485,6 +490,5 @@ func TestKeepLocalLooksAgain(t *testing.T) {
 		t.Error("what somebody could write was removed")
 	}
 	until(t, "both have gone here", func() bool { return !there(at("1")) && !there(at("2")) })
-	stop()
-	must(t, errors.Join(<-ended, c.Close()))
+	end()
 }

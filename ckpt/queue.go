@@ -318,9 +318,9 @@ func (q *Queue) withdraw() {
 			continue
 		}
 		sealed := map[string]bool{} // folders in it that a last name of their own completes
-		for p, f := range q.files {
-			if in := path.Dir(p); f.last && under(in, dir) && f.there != nil && f.there.Print != (folder.Print{}) &&
-				!q.unsealed[p] && !f.leaving() {
+		for f := range q.lasts {
+			if in := path.Dir(f.path); under(in, dir) && f.there != nil && f.there.Print != (folder.Print{}) &&
+				!q.unsealed[f.path] && !f.leaving() {
 				sealed[in] = true
 			}
 		}
