@@ -273,8 +273,8 @@ const (
 	mostFailures = 1024 // remembered; a store that is gone fails everything
 )
 
-// failure is a store's error, for who asks for the extent again soon. After a failed read the kernel does, page by
-// page, and each time would cost all the retries and the time that the store had.
+// failure is a store's error, for readers that ask for the extent again soon. After a failed read the kernel does, page
+// by page, and each time would cost all the retries and the time that the store had.
 type failure struct {
 	at  time.Time
 	err error

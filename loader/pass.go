@@ -26,7 +26,7 @@ type pass struct {
 	sessions int         // guarded by srv.passMu
 
 	mu      sync.Mutex
-	changed chan struct{}    // closed when there may be a slot for who waits
+	changed chan struct{}    // closed when there may be a slot for those that wait
 	free    []uint32         // slots, the last used one at the end: it may still be in the CPU's cache
 	idle    []*batch         // complete batches in slots without references, oldest first
 	built   map[place]*batch // batches that others may take; shared passes only

@@ -288,7 +288,7 @@ func cached[T any](ctx context.Context, r *Restorer, name string, find func() (T
 		defer r.mu.Unlock()
 		return find()
 	}
-	if v, ok := look(); ok || ctx.Err() != nil { // nothing is loaded for who has left
+	if v, ok := look(); ok || ctx.Err() != nil { // nothing is loaded for a reader that has left
 		return v, ctx.Err()
 	}
 	loading := r.loads.DoChan(name, func() (any, error) {

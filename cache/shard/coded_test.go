@@ -251,7 +251,7 @@ func TestCodedMembers(t *testing.T) {
 	}
 	none := func() (int, bool) { return 0, false }
 	if _, err := cached(left, waiting, "left", none, nil, nil); err == nil { // nil is not called
-		t.Error("loaded for who has left")
+		t.Error("loaded for a reader that has left")
 	}
 	close(away.back)
 	for range 8 {
