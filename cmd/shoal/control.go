@@ -60,10 +60,10 @@ func askDaemon(ctx context.Context, target string, out io.Writer, args ...string
 	return askMount(ctx, target, out, args...)
 }
 
-// askNext is askDaemon, also of the one that follows on it. patience is how long there may be none at first.
+// askNext is askMount of a daemon, or of the one that follows on it. patience is how long there may be none at first.
 func askNext(ctx context.Context, patience time.Duration, target string, out io.Writer, args ...string) error {
 	for begun := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		err := askDaemon(ctx, target, out, args...)
+		err := askMount(ctx, target, out, args...)
 		switch {
 		case ctx.Err() != nil:
 			return err
