@@ -16,10 +16,11 @@ import (
 //   - Nobody gets coded bytes but from SampleCoded, and peers that can decode them. For everybody else a flight
 //     restores the file into memory: all who wait share it. It stays for who reads in pieces, until it was read.
 //   - A flight may bring the coded form from a peer or the store (Want.Coded). That is a piece of its own in the ring,
-//     beside the file if somebody has it restored, and goes to disk as it is. What was restored never does.
+//     beside the file if somebody has it restored, and goes to disk as it is.
+//   - What was restored goes to disk in the coded record's place if the codec says so and there is room.
 //   - A record that cannot be restored is forgotten and fetched again, like a corrupt one.
 //   - The recoder appends the coded record, then moves the places, then frees the plain one, on the writer's goroutine.
-//     So at any moment each place is of a whole record; if a crash leaves both, the coded one is adopted.
+//     So at any moment each place is of a whole record; if a crash leaves both, the later one is adopted.
 //   - A segment that was recoded is dropped, and what is left of it written anew, at once: so the disk never holds more
 //     than one segment twice, and a full cache is beyond its limit by that much, while the recoder is at it.
 
@@ -31,6 +32,8 @@ type Codec interface {
 	Decode(dst, coded []byte) ([]byte, error)
 	// Form names what Decode needs to know for this coded form; zero if it does not know that.
 	Form(coded []byte) [8]byte
+	// KeepRestored reports whether files are to be kept as they came once somebody has had them restored.
+	KeepRestored() bool
 }
 
 // decode fills p with a file, and counts that unless it is a check.

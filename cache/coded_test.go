@@ -22,6 +22,7 @@ import (
 type foldCodec struct {
 	broken           atomic.Bool  // Decode fails
 	lost             atomic.Bool  // Form does not know what Decode needs
+	plain            atomic.Bool  // what is restored is kept so
 	hold             sync.RWMutex // Decode waits while it is locked
 	encoded, decoded atomic.Int64
 	slow             time.Duration
@@ -67,6 +68,8 @@ func (c *foldCodec) Form([]byte) (form [8]byte) {
 	}
 	return form
 }
+
+func (c *foldCodec) KeepRestored() bool { return c.plain.Load() }
 
 // codedFixture is a dataset of files of which all but every fifth fold.
 type codedFixture struct {
@@ -213,6 +216,35 @@ func TestRecode(t *testing.T) {
 		f.readAll(f.v)
 		if n := f.gets() - gets; n != 0 {
 			t.Errorf("%d requests to the store", n)
+		}
+	}
+}
+
+// Recoded files that are read as they came are kept so again, as far as there is room.
+func TestKeepRestored(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		f := newCoded(t, 100, 60<<10)
+		f.fill()
+		f.recode()
+		if full {
+			f.c.budget.SetLimit(f.v.Stats().DiskUsed)
+		}
+		f.codec.plain.Store(true)
+		gets := f.gets()
+		for pass := 0; pass == 0 || f.v.Stats().Coded > 0 && !full; pass++ { // one restored file is written at a time
+			f.fill()
+		}
+		s := f.v.Stats()
+		if full != (s.Coded > 0) || s.Kept != 100 || full && s.DiskUsed > f.c.budget.Limit() {
+			t.Errorf("full %v: %+v", full, s)
+		}
+		restored := s.Restored
+		if f.fill(); f.v.Stats().Restored > restored && !full {
+			t.Error("restored again")
+		}
+		f.reopen()
+		if f.fill(); f.gets() != gets || f.v.Stats().Coded > s.Coded {
+			t.Errorf("%d requests, %+v after a restart", f.gets()-gets, f.v.Stats())
 		}
 	}
 }
@@ -368,6 +400,7 @@ func TestRecodeBesideReaders(t *testing.T) {
 				})
 			}
 			for round := range 4 {
+				f.codec.plain.Store(round == 2)
 				f.recode()
 				v := f.volume()
 				v.Inherit(cur.Load())
@@ -383,6 +416,7 @@ func TestRecodeBesideReaders(t *testing.T) {
 			}
 			stop()
 			all.Wait()
+			f.codec.plain.Store(false)
 			f.v.SetQuota(0)
 			f.fill()
 			f.fill()

@@ -60,6 +60,7 @@ type disk struct {
 	limit             atomic.Int64 // of the store, as it is to be
 	freed, garbage    atomic.Bool  // records were freed since empty segments were last looked for, and wasteful ones
 	chosen            atomic.Bool  // outside is to be counted again
+	plain             atomic.Bool  // a restored file is to be written: one at a time, as it is in memory until then
 
 	health
 
@@ -174,22 +175,16 @@ func (d *disk) void(ctx context.Context, loc segment.Loc) error {
 // keep puts an extent on disk, if it is to be there and fits. What is beside the kept set uses free space only. Only
 // the writer calls it.
 func (d *disk) keep(k extentKey, buf *buffer) bool {
-	v, n := k.v, len(buf.data)
+	v := k.v
 	file, x := v.Numbered(int(k.extent()))
 	if !v.wanted(file, x) {
 		return false
 	}
-	extra, rec := !v.Chooses(file, x), k.describe(n)
-	loc := d.append(rec, buf.data, func() (loc segment.Loc, err error) {
-		if d.freeUp(extra, int64(n)) {
-			return d.store.Append(rec, buf.data)
-		}
-		return 0, segment.ErrFull
-	})
+	loc := d.appendInRoom(k, buf.data)
 	if loc == 0 {
 		return false
 	}
-	if extra {
+	if !v.Chooses(file, x) {
 		d.chosen.Store(true)
 	}
 	killpoint.Pass("cache.write.appended")
@@ -198,6 +193,17 @@ func (d *disk) keep(k extentKey, buf *buffer) bool {
 		d.emptySlot(k, false)
 	}
 	return true
+}
+
+// appendInRoom appends a record of the extent, in free space or in what is freed for it. Only the writer calls it.
+func (d *disk) appendInRoom(k extentKey, payload []byte) segment.Loc {
+	rec := k.describe(len(payload))
+	return d.append(rec, payload, func() (segment.Loc, error) {
+		if d.freeUp(!k.v.Chooses(k.v.Numbered(int(k.extent()))), int64(len(payload))) {
+			return d.store.Append(rec, payload)
+		}
+		return 0, segment.ErrFull
+	})
 }
 
 // place makes a record that was appended the extent's. Only the writer calls it.

@@ -224,6 +224,9 @@ func (fl *flight) land(v *Volume, err error) {
 		close(fl.done)
 	}
 	v.mu.Unlock()
+	if err == nil {
+		fl.from.keepPlain(fl.parts[0].buf)
+	}
 	for i := range fl.parts {
 		fl.parts[i].buf.Release()
 	}

@@ -177,8 +177,9 @@ func (d *disk) condense(id uint32, in owners, spare int64) (freed int64, err err
 	})
 }
 
-// moved says that the record of an extent at from has a copy at to, or its coded form, of so many bytes. Every version
-// that has the record gets that instead, also one that inherits meanwhile. It reports whether there is any.
+// moved says that the record of an extent at from has a copy at to, or its other form: coded, of so many bytes, or
+// isPlain. Every version that has the record gets that instead, also one that inherits meanwhile. It reports whether
+// there is any.
 func (k extentKey) moved(from, to segment.Loc, coded int) (used bool) {
 	file, x := k.v.Numbered(int(k.extent()))
 	path, ds := k.v.m.Path(file), k.v.ds

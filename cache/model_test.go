@@ -453,7 +453,8 @@ func (w *world) steps() map[string]func(*rapid.T) {
 				w.must(w.sampleCoded(s, i))
 			}
 		},
-		"unlearn": func() { w.codec.broken.Store(!w.codec.broken.Load()) },
+		"mostlyFiles": func() { w.codec.plain.Store(!w.codec.plain.Load()) },
+		"unlearn":     func() { w.codec.broken.Store(!w.codec.broken.Load()) },
 		"prefetch": func() {
 			s, i := w.file()
 			for x := range s.v.Extents(i) {

@@ -188,24 +188,43 @@ func (r *Recoder) recode(ctx context.Context, k keptRecord) bool {
 		return false
 	}
 	used := false
-	if k.d.writer.do(ctx, func() { used = k.recoded(made) }) != nil {
+	if k.d.writer.do(ctx, func() {
+		rec := k.describe(len(made))
+		used = k.replaced(k.d.append(rec, made, func() (segment.Loc, error) {
+			return k.d.store.AppendBeyond(rec, made) // until the plain record's segment is dropped
+		}), len(made))
+	}) != nil {
 		return false
 	}
 	putBytes(out)
 	return used
 }
 
-// recoded appends a file's coded record, which takes the plain one's place in all versions. Only the writer calls it.
-func (k keptRecord) recoded(payload []byte) (used bool) {
-	d, rec, from := k.d, k.describe(len(payload)), k.loc
-	to := d.append(rec, payload, func() (segment.Loc, error) {
-		return d.store.AppendBeyond(rec, payload) // until the plain record's segment is dropped
+// keepPlain has a restored file take the place of its coded record, if there is room for it. r may be nil.
+func (r *restorer) keepPlain(file *buffer) {
+	if r == nil || r.staged != nil || !r.v.codec.KeepRestored() || r.d.plain.Swap(true) {
+		return
+	}
+	file.refs.Add(1)
+	r.d.writer.start(func() {
+		r.replaced(r.d.appendInRoom(r.extentKey, file.data), isPlain)
+		file.Release()
+		r.d.plain.Store(false)
 	})
+}
+
+// isPlain is the length of the coded record for one that is not coded, in [extentKey.moved].
+const isPlain = -1
+
+// replaced says that a record of the file's other form was appended at to, unless that is 0. It takes the first one's
+// place in all versions. coded is its length, or isPlain. Only the writer calls it.
+func (k keptRecord) replaced(to segment.Loc, coded int) (used bool) {
+	d, from := k.d, k.loc
 	if to == 0 {
 		return false
 	}
 	killpoint.Pass("cache.recode.appended")
-	used = k.moved(from, to, rec.Length)
+	used = k.moved(from, to, coded)
 	killpoint.Pass("cache.recode.moved")
 	if !used { // it was lost, or copied elsewhere, meanwhile
 		from = to

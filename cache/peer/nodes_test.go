@@ -249,6 +249,7 @@ func (h halver) Decode(dst, coded []byte) ([]byte, error) {
 }
 
 func (h halver) Form(coded []byte) [8]byte { return [8]byte(coded) }
+func (h halver) KeepRestored() bool        { return false }
 
 // What a node keeps recoded goes to others as it is, if they know the form, and is kept so there; they read the same
 // bytes by every door. Who knows another form gets the files.

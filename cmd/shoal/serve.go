@@ -94,9 +94,15 @@ type feedStream struct {
 	dataset *engine.Dataset
 }
 
+func (s feedStream) Read(ctx context.Context, pos int) (data []byte, release func(), err error) {
+	data, release, err = s.Stream.Read(ctx, pos)
+	s.dataset.CountRead(len(data), false)
+	return data, release, err
+}
+
 func (s feedStream) ReadCoded(ctx context.Context, pos int) (data []byte, release func(), err error) {
 	data, release, err = s.ReadBy(ctx, pos, s.Volume.SampleCoded)
-	s.dataset.CountDecoded(len(data))
+	s.dataset.CountRead(len(data), true)
 	return data, release, err
 }
 

@@ -675,12 +675,12 @@ func (e *Engine) Cache() *cache.Cache { return e.cache }
 // ReadAt reads a file of version m, as cache.Volume.ReadAt does.
 func (e *Engine) ReadAt(ctx context.Context, m *catalog.Manifest, file int, p []byte, off int64) (int, error) {
 	e.counted.readers.read()
-	e.recoding.asFiles.Add(int64(len(p)))
 	return e.volumeOf(m).ReadAt(ctx, file, p, off)
 }
 
 // WasRead says that a process (0: unknown) has read n bytes of a file from off.
 func (e *Engine) WasRead(m *catalog.Manifest, file int, off, n int64, process uint32) {
+	e.recoding.asFiles.Add(n)
 	e.host.runner.Read(e.volumeOf(m), file, off, n, process, e.orders.mounted)
 	if i := e.orders.inference.Load(); i != nil && i.view.manifest == m && i.large(file) {
 		i.read(process, file, n)
@@ -695,19 +695,12 @@ func (e *Engine) WillReadRange(m *catalog.Manifest, file int, off, n int64) {
 // Lend returns bytes of a file that are in memory, as cache.Volume.Lend does.
 func (e *Engine) Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool) {
 	e.counted.readers.read()
-	if data, release, ok = e.volumeOf(m).Lend(file, off, n); ok {
-		e.recoding.asFiles.Add(int64(n))
-	}
-	return data, release, ok
+	return e.volumeOf(m).Lend(file, off, n)
 }
 
 // ReadNow reads what is on disk and need not be waited for, as cache.Volume.ReadNow does.
 func (e *Engine) ReadNow(m *catalog.Manifest, file int, p []byte, off int64) bool {
-	ok := e.volumeOf(m).ReadNow(file, p, off)
-	if ok {
-		e.recoding.asFiles.Add(int64(len(p)))
-	}
-	return ok
+	return e.volumeOf(m).ReadNow(file, p, off)
 }
 
 // Place is Volume.Place of the version m.

@@ -55,8 +55,8 @@ type recoding struct {
 	mu       sync.Mutex
 	tables   [][]byte     // guarded by mu
 	known    sync.Map     // their forms, and those of older ones
-	asFiles  atomic.Int64 // bytes read through mount and S3
-	decoded  atomic.Int64 // bytes that feeds decoded
+	asFiles  atomic.Int64 // bytes that were read as they came, lately
+	decoded  atomic.Int64 // bytes that feeds decoded, lately
 	triedAt  int          // kept files when training failed
 	rounds   int          // looks for tables
 	underWay atomic.Bool
@@ -107,8 +107,31 @@ func (e *Engine) learn() {
 	}
 }
 
-// CountDecoded notes that a feed has decoded so many bytes of samples.
-func (d *Dataset) CountDecoded(n int) { d.e.recoding.decoded.Add(int64(n)) }
+// CountRead notes that a feed has read so many bytes of samples, and whether it decoded them.
+func (d *Dataset) CountRead(n int, decoded bool) {
+	if decoded {
+		d.e.recoding.decoded.Add(int64(n))
+	} else {
+		d.e.recoding.asFiles.Add(int64(n))
+	}
+}
+
+// forget has the counts of bytes read tell of about two epochs.
+func (r *recoding) forget(epoch int64) {
+	files, decoded := r.asFiles.Load(), r.decoded.Load()
+	for ; files+decoded > 2*max(epoch, 1); files, decoded = files/2, decoded/2 {
+		r.asFiles.Add(files/2 - files)
+		r.decoded.Add(decoded/2 - decoded)
+	}
+}
+
+// restoreCosts is what restoring a file costs, in what decoding its recoded form saves (lab/bench/results/recode.md).
+const restoreCosts = 3
+
+// KeepRestored implements cache.Codec. Between its bound and that of recodes all stays as it is.
+func (r *recoding) KeepRestored() bool {
+	return r.decoded.Load() < r.asFiles.Load() && *cmp.Or(r.mode.Load(), new(string)) != "on"
+}
 
 // recodes reports whether kept files are to be recoded now.
 func (e *Engine) recodes() bool {
@@ -121,7 +144,7 @@ func (e *Engine) recodes() bool {
 		return true
 	case "auto":
 		n := r.decoded.Load()
-		return n > 0 && n >= r.asFiles.Load()
+		return n > 0 && n >= restoreCosts*r.asFiles.Load()
 	}
 	return false
 }
@@ -134,6 +157,7 @@ func (e *Engine) recodeLoop(ctx context.Context) {
 	var recoder *cache.Recoder
 	var of *view
 	for range pause.Every(ctx, recodeEvery) {
+		e.recoding.forget(e.Manifest().Bytes())
 		for ctx.Err() == nil && e.recodes() {
 			if v := e.cur.Load(); v != of {
 				of, recoder = v, cache.NewRecoder(v.volume, pace.threads, rest)

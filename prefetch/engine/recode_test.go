@@ -2,16 +2,17 @@ package engine
 
 import "testing"
 
-// auto recodes once feeds have decoded more than was read as files.
+// auto recodes once feeds have decoded much more than was read as it came, and keeps what is restored once it is less.
 func TestRecodes(t *testing.T) {
 	for _, c := range []struct {
 		mode           string
 		files, decoded int64
-		want           bool
+		want, plain    bool
 	}{
-		{"auto", 0, 0, false}, {"auto", 10, 0, false}, {"auto", 10, 9, false}, {"auto", 10, 10, true},
-		{"auto", 0, 1, true},
-		{"on", 10, 0, true}, {"off", 0, 10, false}, {"", 0, 10, false},
+		{"auto", 0, 0, false, false}, {"auto", 10, 0, false, true}, {"auto", 10, 9, false, true},
+		{"auto", 10, 10, false, false}, {"auto", 10, 29, false, false}, {"auto", 10, 30, true, false},
+		{"auto", 0, 1, true, false}, {"on", 10, 0, true, false}, {"off", 0, 10, false, false}, {"off", 10, 0, false, true},
+		{"", 0, 10, false, false},
 	} {
 		e := &Engine{}
 		e.recoding.join(c.mode)
@@ -23,6 +24,14 @@ func TestRecodes(t *testing.T) {
 		e.recoding.Coder = fakeCoder{}
 		if got := e.recodes(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
+		}
+		if got := e.recoding.KeepRestored(); got != c.plain {
+			t.Errorf("%+v: keeps what is restored: %v", c, got)
+		}
+		e.recoding.forget((c.files + c.decoded) / 8)
+		if sum := e.recoding.asFiles.Load() + e.recoding.decoded.Load(); sum > 2*max(1, (c.files+c.decoded)/8) ||
+			sum < min(1, c.files+c.decoded) {
+			t.Errorf("%+v: %d remembered", c, sum)
 		}
 	}
 }
