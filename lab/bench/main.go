@@ -24,6 +24,7 @@ import (
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/photos"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
@@ -50,7 +51,8 @@ const (
 // bench is one run.
 type bench struct {
 	bed    *testbed.Bed
-	paths  []string // of the photographs, in the order of the epoch
+	paths  []string     // of the photographs, in the order of the epoch
+	etcd   *etcd.Server // nil before a situation needs it
 	report bytes.Buffer
 }
 
@@ -59,9 +61,13 @@ type bench struct {
 //	cold     the order is known, the cache is empty, the store is 30 ms away, 8 readers
 //	packed   the same from shards
 //	sharing  two feeds with orders of their own on one daemon, whose cache is empty
+//	random   64 KiB at random offsets of large objects, the cache is empty, 8 readers
 //	warm     a mount whose cache is full, 8 readers
 //	raw      batches of a feed, as stored
 //	decoded  batches of a feed, RandomResizedCrop(224)
+//	recoded  the same from recoded photographs
+//	s3       GETs of the S3 endpoint, whose cache is full, 8 connections
+//	peer     as cold, and another node has all; the processor time is that of both
 func pairs(args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	dir := flags.String("dir", ".bench", "work folder; photographs, objects and measurements are kept there")
@@ -71,7 +77,7 @@ func pairs(args []string) error {
 	with := flags.String("flags", "", "of the new one's daemons only, separated by spaces")
 	count := flags.Int("photos", 4096, "photographs")
 	pairs := flags.Int("pairs", 15, "pairs of runs of each situation")
-	only := flags.String("only", "cold,packed,sharing,warm,raw,decoded", "situations")
+	only := flags.String("only", "cold,packed,sharing,random,warm,raw,decoded,recoded,s3,peer", "situations")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -132,6 +138,9 @@ func (b *bench) prepare(ctx context.Context, dir, old, now string, count int) (b
 		return binaries, err
 	}
 	if _, err = b.bed.Server.Upload(ctx, folder, "photos", "train", nil); err == nil {
+		err = b.bed.Lay(ctx, large, nil)
+	}
+	if err == nil {
 		_, err = b.bed.Shoal(ctx, "pack", source, shards, "--seed", "1")
 	}
 	if err == nil {

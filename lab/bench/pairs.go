@@ -5,6 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,16 +21,17 @@ import (
 	"github.com/shoalfs/shoal/lab/accelerator"
 	"github.com/shoalfs/shoal/lab/rig/cputime"
 	"github.com/shoalfs/shoal/lab/rig/daemon"
+	"github.com/shoalfs/shoal/lab/rig/etcd"
 	"github.com/shoalfs/shoal/lab/rig/testbed"
 )
 
 // side is one of the two.
 type side struct {
 	*bench
-	bed       *testbed.Bed // with its binary
-	name      string
+	bed       *testbed.Bed         // with its binary
+	name, s3  string               // the latter is the address of its endpoint
 	flags     []string             // of its daemons
-	warm      *server              // whose cache stays warm
+	warm      map[string]*server   // whose caches stay, by what they are for
 	rate, cpu map[string][]float64 // by situation: files/s, µs a file
 }
 
@@ -47,42 +52,98 @@ var situations = map[string]situation{
 	"cold":    func(ctx context.Context, s *side) (cost, error) { return s.cold(ctx, source) },
 	"packed":  func(ctx context.Context, s *side) (cost, error) { return s.cold(ctx, shards) },
 	"sharing": func(ctx context.Context, s *side) (cost, error) { return s.fresh(ctx, source, nil, s.share) },
-	"warm": func(ctx context.Context, s *side) (cost, error) {
-		return s.warm.cost(func() (int, error) { return s.warm.read(ctx) })
+	"random":  func(ctx context.Context, s *side) (cost, error) { return s.fresh(ctx, large.Source(), nil, random) },
+	"warm":    kept("warm", (*server).read),
+	"raw":     kept("warm", func(d *server, ctx context.Context) (int, error) { return d.consume(ctx, "--epochs", "2") }),
+	"decoded": kept("warm", (*server).decode),
+	"recoded": kept("recoded", (*server).decode, "--recode", "on"),
+	"s3": func(ctx context.Context, s *side) (cost, error) {
+		return kept("s3", (*server).get, "--s3", s.s3, "--s3-anonymous")(ctx, s)
 	},
-	"raw":     fed("--epochs", "2"),
-	"decoded": fed("--transform", "RandomResizedCrop(224)|uint8"),
+	"peer": func(ctx context.Context, s *side) (cost, error) { return s.peer(ctx) },
 }
 
-func fed(flags ...string) situation {
+// kept is what read costs on a daemon whose cache stays.
+func kept(name string, read func(*server, context.Context) (int, error), flags ...string) situation {
 	return func(ctx context.Context, s *side) (cost, error) {
-		return s.warm.cost(func() (int, error) { return s.warm.consume(ctx, flags...) })
+		d, err := s.keep(ctx, name, flags...)
+		if err != nil {
+			return cost{}, err
+		}
+		return d.cost(func() (int, error) { return read(d, ctx) })
 	}
+}
+
+// keep returns the side's daemon of that name. If there is none yet, it starts one and fills its cache.
+func (s *side) keep(ctx context.Context, name string, flags ...string) (*server, error) {
+	if d := s.warm[name]; d != nil {
+		return d, nil
+	}
+	cache := filepath.Join(s.bed.Dir, "cache-"+name+"-"+s.name)
+	if err := os.RemoveAll(cache); err != nil {
+		return nil, err
+	}
+	d, err := s.serve(ctx, source, name+"-"+s.name, append(flags, "--order", cold, "--cache-dir", cache)...)
+	if err != nil {
+		return nil, err
+	}
+	s.warm[name] = d
+	if _, err = d.read(ctx); err == nil && slices.Contains(flags, "--recode") {
+		err = d.Until(ctx, d.isRecoded)
+	}
+	return d, err
+}
+
+// isRecoded returns an error unless nearly all photographs are recoded.
+func (d *server) isRecoded(context.Context) error {
+	st, err := testbed.ReadStats(d.mnt)
+	if err == nil && 10*st.Recoded.Files < 9*len(d.paths) {
+		err = fmt.Errorf("%d of %d are recoded", st.Recoded.Files, len(d.paths))
+	}
+	return err
+}
+
+// close ends the daemons whose caches stayed.
+func (s *side) close() (err error) {
+	for _, d := range s.warm {
+		err = errors.Join(err, d.Close())
+	}
+	return err
 }
 
 // worse is how much more processor time a file may take.
 const worse = 1.05
 
+// run has both sides take turns.
 func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []string) (err error) {
 	b.say("# Two binaries, pair by pair\n\n`go run ./lab/bench %s`, %s, %s.\n", strings.Join(os.Args[1:], " "),
 		time.Now().UTC().Format("2006-01-02 15:04 UTC"), machine())
 	for _, s := range sides {
 		version, _ := s.bed.Shoal(ctx, "version")
 		b.say("%s: %s", s.name, strings.TrimSpace(version))
-		cache := filepath.Join(b.bed.Dir, "cache-"+s.name)
-		if err := os.RemoveAll(cache); err != nil {
+		s.warm = map[string]*server{}
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
 			return err
 		}
-		if s.warm, err = s.serve(ctx, source, "mnt-"+s.name, "--order", cold, "--cache-dir", cache); err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, s.warm.Close()) }()
+		s.s3 = l.Addr().String()
+		_ = l.Close()
+		defer func() { err = errors.Join(err, s.close()) }()
 	}
-	paths, err := sides[1].bed.Shoal(ctx, "order", cold, "--mount", sides[1].warm.mnt, "--epoch", "0", "--paths")
+	d, err := sides[1].keep(ctx, "warm")
+	if err != nil {
+		return err
+	}
+	paths, err := sides[1].bed.Shoal(ctx, "order", cold, "--mount", d.mnt, "--epoch", "0", "--paths")
 	if err != nil {
 		return err
 	}
 	b.paths = strings.Split(strings.TrimSuffix(paths, "\n"), "\n")
+	defer func() {
+		if b.etcd != nil {
+			b.etcd.Close()
+		}
+	}()
 	if err := take(ctx, sides, only, 1); err != nil { // fills the caches, and does not count
 		return err
 	}
@@ -149,21 +210,94 @@ func (s *side) serve(ctx context.Context, source, name string, flags ...string) 
 // threads read at a time, as a DataLoader's workers do.
 const threads = 8
 
-// read reads the photographs in the order of the epoch. Each thread takes the next one.
-func (d *server) read(ctx context.Context) (files int, err error) {
-	photographs := accelerator.Files{Dir: d.mnt, Paths: d.paths}
+// each has the threads do n things. Each thread takes the next one.
+func each(ctx context.Context, n int, do func(i int) error) (int, error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(threads)
-	for at := range d.paths {
+	for i := range n {
 		g.Go(func() error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			_, err := photographs.Read(ctx, at)
-			return err
+			return do(i)
 		})
 	}
-	return len(d.paths), g.Wait()
+	return n, g.Wait()
+}
+
+// read reads the photographs in the order of the epoch.
+func (d *server) read(ctx context.Context) (files int, err error) {
+	photographs := accelerator.Files{Dir: d.mnt, Paths: d.paths}
+	return each(ctx, len(d.paths), func(i int) error {
+		_, err := photographs.Read(ctx, i)
+		return err
+	})
+}
+
+// large are objects of which parts are read at random.
+var large = testbed.Dataset{Name: "large", Samples: 4, Size: 64 << 20}
+
+func random(ctx context.Context, d *server) (reads int, err error) {
+	rng := rand.New(rand.NewPCG(7, 7))
+	at := make([]int64, 2048)
+	for i := range at {
+		at[i] = rng.Int64N(large.Size - 64<<10)
+	}
+	return each(ctx, len(at), func(i int) error {
+		f, err := os.Open(filepath.Join(d.mnt, large.Path(i%large.Samples)))
+		if err != nil {
+			return err
+		}
+		_, err = f.ReadAt(make([]byte, 64<<10), at[i])
+		return errors.Join(err, f.Close())
+	})
+}
+
+// get reads the photographs through the S3 endpoint.
+func (d *server) get(ctx context.Context) (files int, err error) {
+	return each(ctx, len(d.paths), func(i int) error {
+		at := "http://" + d.s3 + strings.TrimPrefix(source, "s3:/") + "/" + d.paths[i]
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
+		if err != nil {
+			return err
+		}
+		r, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer r.Body.Close()
+		if _, err = io.Copy(io.Discard, r.Body); err == nil && r.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s: %s", at, r.Status)
+		}
+		return err
+	})
+}
+
+func (d *server) decode(ctx context.Context) (samples int, err error) {
+	return d.consume(ctx, "--transform", "RandomResizedCrop(224)|uint8")
+}
+
+// peer reads an epoch on a node whose cache is empty; another has all of it. The cost is that of both.
+func (s *side) peer(ctx context.Context) (c cost, err error) {
+	if s.etcd == nil {
+		if s.etcd, err = etcd.Start(ctx, false); err != nil {
+			return c, err
+		}
+	}
+	flags := []string{"--cluster", "etcd://" + s.etcd.Addr + "/" + s.name, "--cluster-insecure", "--advertise",
+		"127.0.0.1:0"}
+	owner, err := s.keep(ctx, "owner", flags...)
+	if err != nil {
+		return c, err
+	}
+	other, err := owner.cost(func() (n int, err error) {
+		c, err = s.fresh(ctx, source, append(flags, "--order", cold), func(ctx context.Context, d *server) (int, error) {
+			return d.read(ctx)
+		})
+		return 1, err
+	})
+	c.cpu += other.cpu
+	return c, err
 }
 
 // consume takes batches of 64 of the feed.

@@ -43,6 +43,9 @@ type Stats struct {
 		Kept    int `json:"kept_extents"`
 		Extents int `json:"extents"`
 	} `json:"disk"`
+	Recoded struct {
+		Files int `json:"files"`
+	} `json:"recoded"`
 	Order struct {
 		Spec  string `json:"spec"`
 		Epoch int    `json:"epoch"`
