@@ -247,12 +247,10 @@ func (m *model) lose(made bool) {
 		return
 	}
 	m.flight, m.perhaps[c.Path], m.passed[c.Path] = nil, true, true
-	if made && c.Put {
-		m.bucket[c.Path] = folder.Print{} // whatever it has, it is not known
-	} else if made {
+	if _, there := m.bucket[c.Path]; made && !c.Put {
 		delete(m.bucket, c.Path)
-	} else if !c.Put {
-		m.bucket[c.Path] = folder.Print{}
+	} else if made || there {
+		m.bucket[c.Path] = folder.Print{} // whatever it has, it is not known
 	}
 	m.q.Failed(*c, true)
 }
