@@ -164,9 +164,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		c.q.publish(c.q.file(p), o)
 		c.folder.Know(p, o.Print)
 	}
-	for p := range j.known.Unsealed {
-		c.q.unsealed[p] = true
-	}
+	maps.Copy(c.q.unsealed, j.known.Unsealed)
 	for _, u := range j.known.Uploads {
 		if u.ID == "" { // the store may not have begun it yet
 			c.abortAt = time.Now().Add(lateAnswer)
@@ -376,13 +374,14 @@ func (c *Carrier) pump(ctx context.Context) {
 	}
 	c.sendAhead(ctx)
 	known := c.journal.known.Unsealed
-	for p := range c.q.unsealed {
-		if !known[p] {
-			c.note(entry{Path: p, Unsealed: true})
+	for p, since := range c.q.unsealed {
+		if was, noted := known[p]; !noted || was != since {
+			c.note(entry{Path: p, Unsealed: true, Since: since})
 		}
 	}
 	for p := range known {
-		if f := c.q.files[p]; !c.q.unsealed[p] && f != nil && f.state == whole && f.turn == 0 && f.there != nil {
+		_, waits := c.q.unsealed[p]
+		if f := c.q.files[p]; !waits && f != nil && f.state == whole && f.turn == 0 && f.there != nil {
 			c.note(entry{Path: p, Object: f.there}) // it is visible, as it is here
 		}
 	}

@@ -16,7 +16,8 @@
 //  4. What is removed here stays in the bucket, unless Delete was asked for. Then the removal takes a turn: it waits
 //     for everything before it, and lets all files pass, but such above or below it as the store has refused.
 //  5. A folder that is removed before its last name was visible is withdrawn: what the bucket has of it is removed,
-//     last names first. A folder in it whose own last name is visible stays.
+//     last names first. A folder in it stays if its own last name is visible, or if all in it is older than an
+//     earlier generation of the last name above it that is (DeepSpeed's latest).
 //  6. Another name of a file that the bucket has (a rename, a hard link) is a copy in the bucket.
 //  7. One daemon carries a folder (a lock on the folder), and one host a prefix (a lock object), or several that say
 //     the same: their cluster, or that they have no order.

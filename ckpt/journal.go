@@ -41,7 +41,7 @@ type journal struct {
 type known struct {
 	Origin   origin
 	Objects  map[string]Published
-	Unsealed map[string]bool
+	Unsealed map[string]int64 // as of a Queue
 	Uploads  map[string]begun // by path, one for each; not only Run's goroutine changes these, and Copies
 	Neighbour
 	Copies map[string]copyOf // at the neighbour
@@ -70,13 +70,14 @@ type begun struct {
 	Others []string `json:"others,omitempty"`
 }
 
-// entry is a line: exactly one of its fields after Path is set.
+// entry is a line: but for Since, exactly one of its fields after Path is set.
 type entry struct {
 	Path     string     `json:"path,omitempty"`
 	Origin   *origin    `json:"origin,omitempty"`
 	Object   *Published `json:"object,omitempty"`
 	Removed  bool       `json:"removed,omitempty"`
 	Unsealed bool       `json:"unsealed,omitempty"`
+	Since    int64      `json:"since,omitempty"` // of Unsealed
 	Upload   *begun     `json:"upload,omitempty"`
 	Ended    bool       `json:"ended,omitempty"` // the upload is complete or aborted
 	Copy     *copyOf    `json:"copy,omitempty"`
@@ -87,7 +88,7 @@ type entry struct {
 func (k *known) apply(e entry) {
 	switch {
 	case e.Origin != nil:
-		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]bool{},
+		*k = known{Origin: *e.Origin, Objects: map[string]Published{}, Unsealed: map[string]int64{},
 			Uploads: map[string]begun{}, Copies: map[string]copyOf{}}
 	case e.Object != nil:
 		if k.Objects[e.Path] = *e.Object; e.Object.Print != (folder.Print{}) {
@@ -96,7 +97,7 @@ func (k *known) apply(e entry) {
 	case e.Removed:
 		delete(k.Objects, e.Path)
 	case e.Unsealed:
-		k.Unsealed[e.Path] = true
+		k.Unsealed[e.Path] = e.Since
 	case e.Upload != nil:
 		k.Uploads[e.Path] = *e.Upload
 	case e.Ended:
@@ -116,8 +117,8 @@ func (k *known) entries(yield func(entry) bool) {
 	for p, o := range k.Objects {
 		more = more && yield(entry{Path: p, Object: &o})
 	}
-	for p := range k.Unsealed {
-		more = more && yield(entry{Path: p, Unsealed: true})
+	for p, since := range k.Unsealed {
+		more = more && yield(entry{Path: p, Unsealed: true, Since: since})
 	}
 	for p, u := range k.Uploads {
 		more = more && yield(entry{Path: p, Upload: &u})
@@ -165,7 +166,7 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 	for p := range k.Objects {
 		addFolders(there, p)
 	}
-	maps.DeleteFunc(k.Unsealed, func(last string, _ bool) bool { return !there[path.Dir(last)] })
+	maps.DeleteFunc(k.Unsealed, func(last string, _ int64) bool { return !there[path.Dir(last)] })
 	j = &journal{path: file, id: id, known: k}
 	if err = j.compact(); err != nil && k.Origin.ID == string(own) { // no space: there is room in the one that is there
 		j.size, j.lines = n, bytes.Count(b, []byte("\n"))

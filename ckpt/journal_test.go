@@ -21,7 +21,7 @@ func filled(t testing.TB) (file string, want known) {
 	object := Published{Print: folder.Print{Ino: 3, Size: 4}, ETag: "e"}
 	for _, e := range []entry{
 		{Path: "a", Object: &object}, {Path: "b", Object: &object}, {Path: "a", Removed: true},
-		{Path: "b.d/.metadata", Unsealed: true}, {Path: "b.d/x", Object: &object},
+		{Path: "b.d/.metadata", Unsealed: true, Since: 7}, {Path: "b.d/x", Object: &object},
 		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, Others: []string{"o"}}},
 		{Path: "c", Upload: &begun{Print: object.Print, Part: 5, ID: "i"}},
 		{Path: "e", Upload: &begun{Part: 6}}, {Path: "e", Ended: true}, {Path: "f", Upload: &begun{Part: 7}},
@@ -42,7 +42,7 @@ func filled(t testing.TB) (file string, want known) {
 	return file, known{
 		Origin:    j.known.Origin,
 		Objects:   map[string]Published{"b": object, "b.d/x": object, "f": object, "g/latest": object},
-		Unsealed:  map[string]bool{"b.d/.metadata": true},
+		Unsealed:  map[string]int64{"b.d/.metadata": 7},
 		Uploads:   map[string]begun{"c": {Print: object.Print, Part: 5, ID: "i"}},
 		Neighbour: Neighbour{At: "N", Copy: "C"}, Copies: map[string]copyOf{"b": {Has: &object.Print}},
 	}

@@ -70,7 +70,7 @@ type simHost struct {
 	here      map[string]folder.News
 	torn      map[string]int64 // since when
 	published map[string]folder.Print
-	unsealed  map[string]bool
+	unsealed  map[string]int64
 	dead      bool // for good
 	joined    bool // its process has seen its registration, and was not told to end
 
@@ -106,7 +106,7 @@ func newWorld(n int, copies bool) *world {
 		mustAnswer: map[string][]*simHost{}, forgotten: map[string]bool{}}
 	for i := range n {
 		h := &simHost{id: fmt.Sprint("H", i), here: map[string]folder.News{}, torn: map[string]int64{},
-			published: map[string]folder.Print{}, unsealed: map[string]bool{}, copied: map[string]copyOf{}}
+			published: map[string]folder.Print{}, unsealed: map[string]int64{}, copied: map[string]copyOf{}}
 		for _, p := range []string{"a", "d/a", "d/last", "last"} {
 			h.paths = append(h.paths, fmt.Sprint(p, i))
 		}
@@ -151,9 +151,7 @@ func (w *world) start(h *simHost) {
 	for p, print := range h.published {
 		h.q.publish(h.q.file(p), Published{Print: print})
 	}
-	for p := range h.unsealed {
-		h.q.unsealed[p] = true
-	}
+	maps.Copy(h.q.unsealed, h.unsealed)
 	h.dirty, h.batch = nil, nil
 	_ = h.look()
 }
@@ -326,7 +324,7 @@ func (w *world) tend(h *simHost) {
 	w.rev++
 	w.has["/adopted/"+h.id] = entryOf{post{w.rev, reg.At}, w.rev}
 	a := &simHost{id: h.id, of: h, paths: h.paths, neighbour: reg.Neighbour, here: maps.Clone(w.shelf[reg.Copy]),
-		torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]bool{}}
+		torn: map[string]int64{}, published: map[string]folder.Print{}, unsealed: map[string]int64{}}
 	w.stead[h.id] = a
 	w.start(a)
 }

@@ -23,8 +23,9 @@ type Queue struct {
 	files map[string]*file
 	lasts map[*file]bool            // those with last names
 	names map[inode]map[string]bool // the paths of what the bucket has, for rule 6
-	// unsealed has the last names that were closed and are not visible yet, also if they have gone since.
-	unsealed map[string]bool
+	// unsealed has the last names that were closed and are not visible yet, also if they have gone since, and the Ctime
+	// of an earlier generation that is; 0 if there is none.
+	unsealed map[string]int64
 	broken   map[*file]bool // the torn files
 	busy     *file          // whose change is being made
 
@@ -140,7 +141,7 @@ type Change struct {
 // NewQueue returns an empty queue. isLast tells last names. With remove, what is removed here is removed there, too.
 func NewQueue(isLast func(path string) bool, remove bool) *Queue {
 	return &Queue{isLast: isLast, remove: remove, files: map[string]*file{}, lasts: map[*file]bool{},
-		names: map[inode]map[string]bool{}, unsealed: map[string]bool{}, broken: map[*file]bool{},
+		names: map[inode]map[string]bool{}, unsealed: map[string]int64{}, broken: map[*file]bool{},
 		asks: map[string]*file{}, copies: map[*file]bool{},
 		waiting: line{turn: func(f *file) uint64 { return f.turn }},
 		owed:    line{turn: func(f *file) uint64 { return f.owed }}}
@@ -282,7 +283,11 @@ func (q *Queue) closed(f *file, print folder.Print, now time.Time) {
 		q.owe(g)
 	}
 	if f.last {
-		q.unsealed[f.path] = true
+		since := q.unsealed[f.path]
+		if f.there != nil {
+			since = max(since, f.there.Print.Ctime)
+		}
+		q.unsealed[f.path] = since
 	}
 }
 
@@ -314,18 +319,24 @@ func (q *Queue) withdraw() {
 	}
 	for _, last := range slices.Sorted(maps.Keys(q.unsealed)) {
 		dir := path.Dir(last)
-		if dir == "." || here[dir] || !q.unsealed[last] {
+		since, waits := q.unsealed[last]
+		if dir == "." || here[dir] || !waits {
 			continue
 		}
 		sealed := map[string]bool{} // folders in it that a last name of their own completes
-		for f := range q.lasts {
-			if in := path.Dir(f.path); under(in, dir) && f.there != nil && f.there.Print != (folder.Print{}) &&
-				!q.unsealed[f.path] && !f.leaving() {
-				sealed[in] = true
+		newer := map[string]bool{}  // folders with something that an earlier generation of last does not complete
+		for p, f := range q.files {
+			known := f.there != nil && f.there.Print != (folder.Print{})
+			if !known || f == q.busy || f.there.Print.Ctime > since {
+				addFolders(newer, p)
+			}
+			if _, waits := q.unsealed[p]; known && f.last && !waits && !f.leaving() && under(path.Dir(p), dir) {
+				sealed[path.Dir(p)] = true
 			}
 		}
 		below := slices.DeleteFunc(slices.Sorted(maps.Keys(q.files)), func(p string) bool {
-			return !under(p, dir) || topOf(p, sealed) != ""
+			in := path.Dir(p)
+			return !under(p, dir) || topOf(p, sealed) != "" || under(in, dir) && !newer[in]
 		})
 		rank := map[bool]int{true: 0, false: 1} // of what is a last name, and of others
 		slices.SortStableFunc(below, func(a, b string) int { return rank[q.files[a].last] - rank[q.files[b].last] })
@@ -339,7 +350,7 @@ func (q *Queue) withdraw() {
 				q.take(f)
 			}
 		}
-		maps.DeleteFunc(q.unsealed, func(last string, _ bool) bool { return under(last, dir) })
+		maps.DeleteFunc(q.unsealed, func(last string, _ int64) bool { return under(last, dir) })
 	}
 }
 

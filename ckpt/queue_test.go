@@ -27,10 +27,10 @@ type model struct {
 	owed    map[string]int // since which closing the bucket owes a path
 	at      map[string]int // the closing that is in order
 	n       int
-	pending map[string]bool // last names closed, never visible
-	written map[string]bool // the same, as the journal has them
-	doomed  map[string]bool // rule 5: what is to be removed
-	perhaps map[string]bool // in the bucket
+	pending map[string]int64 // last names closed, not visible, and the Ctime of what was visible before
+	written map[string]int64 // the same, as the journal has them
+	doomed  map[string]bool  // rule 5: what is to be removed
+	perhaps map[string]bool  // in the bucket
 	// last names that files may pass: their publication failed, or they follow one that was closed again
 	passed map[string]bool
 	flight *Change
@@ -42,9 +42,9 @@ func newModel(remove bool) *model {
 	q := NewQueue(isLast, remove)
 	q.HearAll(nil, time.Time{})
 	return &model{
-		q: q, written: map[string]bool{}, remove: remove, here: map[string]folder.State{},
+		q: q, written: map[string]int64{}, remove: remove, here: map[string]folder.State{},
 		print: map[string]folder.Print{}, bucket: map[string]folder.Print{},
-		owed: map[string]int{}, at: map[string]int{}, pending: map[string]bool{}, doomed: map[string]bool{},
+		owed: map[string]int{}, at: map[string]int{}, pending: map[string]int64{}, doomed: map[string]bool{},
 		perhaps: map[string]bool{}, passed: map[string]bool{},
 	}
 }
@@ -88,7 +88,8 @@ func (m *model) note(p string, print folder.Print) {
 			m.owed[p] = m.n
 		}
 		if isLast(p) {
-			m.pending[p], m.written[p] = true, true
+			m.pending[p] = max(m.pending[p], m.bucket[p].Ctime)
+			m.written[p] = m.pending[p]
 		}
 	}
 }
@@ -107,7 +108,7 @@ func (m *model) state(p string, s folder.State) {
 
 // left applies rule 5 after files have gone.
 func (m *model) left() {
-	for l := range m.pending {
+	for l, since := range m.pending {
 		dir := path.Dir(l)
 		if dir == "." || slices.ContainsFunc(slices.Collect(maps.Keys(m.here)), func(p string) bool {
 			return under(p, dir)
@@ -115,10 +116,25 @@ func (m *model) left() {
 			continue
 		}
 		delete(m.pending, l)
-		sealed := map[string]bool{}
-		for p := range m.bucket {
-			if isLast(p) && under(path.Dir(p), dir) && !m.pending[p] && !m.perhaps[p] {
+		sealed, newer := map[string]bool{}, map[string]bool{}
+		for p, print := range m.bucket {
+			_, waits := m.pending[p]
+			if isLast(p) && under(path.Dir(p), dir) && !waits && !m.perhaps[p] {
 				sealed[path.Dir(p)] = true
+			}
+			if print.Ctime > since {
+				addFolders(newer, p)
+			}
+		}
+		for p := range m.perhaps {
+			addFolders(newer, p)
+		}
+		if m.flight != nil {
+			addFolders(newer, m.flight.Path)
+		}
+		for p := range m.bucket {
+			if in := path.Dir(p); under(in, dir) && !newer[in] {
+				sealed[in] = true
 			}
 		}
 		for _, there := range []iter.Seq[string]{maps.Keys(m.bucket), maps.Keys(m.perhaps)} {
@@ -301,9 +317,7 @@ func (m *model) restart(made bool) {
 		}
 	}
 	m.pending = maps.Clone(m.written)
-	for p := range m.written {
-		m.q.unsealed[p] = true
-	}
+	maps.Copy(m.q.unsealed, m.written)
 	m.order, m.n, m.at, m.owed = nil, 0, map[string]int{}, map[string]int{}
 	m.doomed = map[string]bool{} // a removal that was due is not known any more, but by the folder
 	m.look()

@@ -227,7 +227,7 @@ func TestWithdrawnOrder(t *testing.T) {
 	for _, p := range want {
 		q.publish(q.file(p), Published{ETag: "e"})
 	}
-	q.unsealed["step/last"] = true
+	q.unsealed["step/last"] = 0
 	q.HearAll(nil, time.Time{})
 	if order := made(q); !slices.Equal(order, want) {
 		t.Errorf("removed in this order: %v", order)
@@ -251,20 +251,21 @@ func TestWithdrawnOrder(t *testing.T) {
 }
 
 // A run's folder is removed while its own last name is under way, as after a training has ended: its complete
-// checkpoints stay, and the others go.
+// checkpoints stay, also those that only an earlier latest beside them completes (DeepSpeed), and the others go.
 func TestCompleteStays(t *testing.T) {
 	q := NewQueue(isLast, false)
-	for _, p := range []string{"run/1/a", "run/1/b/c", "run/1/last", "run/2/a", "run/2/last", "run/a", "run/last"} {
-		q.publish(q.file(p), Published{Print: folder.Print{Ino: 1}, ETag: "e"})
+	for i, p := range []string{"run/1/a", "run/1/b/c", "run/2/a", "run/old/a", "run/old/b/c", "run/a", "run/last",
+		"run/1/last", "run/2/last", "run/new/a"} {
+		q.publish(q.file(p), Published{Print: folder.Print{Ino: 1, Ctime: int64(i)}, ETag: "e"})
 	}
-	q.unsealed["run/2/last"], q.unsealed["run/last"] = true, true
+	q.unsealed["run/2/last"], q.unsealed["run/last"] = 0, 6
 	q.HearAll(nil, time.Time{})
 	var removed []string
 	for c, ok := q.Next(); ok; c, ok = q.Next() {
 		removed = append(removed, c.Path)
 		q.Made(c, Published{})
 	}
-	if want := []string{"run/2/last", "run/2/a", "run/last", "run/a"}; !slices.Equal(removed, want) {
+	if want := []string{"run/2/last", "run/2/a", "run/last", "run/a", "run/new/a"}; !slices.Equal(removed, want) {
 		t.Errorf("removed: %v", removed)
 	}
 }
