@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -117,8 +116,4 @@ func (c *Carrier) linkOne(root *os.Root, p string) error {
 		c.Log.Info("linked a checkpoint that only the bucket has", "link", p)
 	}
 	return err
-}
-
-func older(a, b Checkpoint) int {
-	return cmp.Or(cmp.Compare(a.saved, b.saved), strings.Compare(a.Path, b.Path))
 }

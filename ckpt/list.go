@@ -3,7 +3,9 @@ package ckpt
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -68,9 +70,22 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 		all = append(all, r)
 	}
 	slices.SortFunc(all, func(a, b Remote) int {
-		return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Path, b.Path))
+		return cmp.Or(a.Time.Compare(b.Time), numbered(a.Path, b.Path))
 	})
 	return all, nil
+}
+
+func older(a, b Checkpoint) int {
+	return cmp.Or(cmp.Compare(a.saved, b.saved), numbered(a.Path, b.Path))
+}
+
+var number = regexp.MustCompile(`[0-9]+`)
+
+// numbered compares paths by the numbers in them, step-9 before step-10: a bucket's times are often whole seconds.
+func numbered(a, b string) int {
+	wide := func(n string) string { return fmt.Sprintf("%20s", n) }
+	return cmp.Or(strings.Compare(number.ReplaceAllStringFunc(a, wide), number.ReplaceAllStringFunc(b, wide)),
+		strings.Compare(a, b))
 }
 
 // Latest returns the newest complete folder, or file if no folder is complete. If no last name is there at all, it is

@@ -328,18 +328,18 @@ func TestLastNamesHaveTheirTurn(t *testing.T) {
 }
 
 // What comes into an old checkpoint later, or a chown of all files, does not make another one the newest; nor does a
-// last name beside one that has none, where others have their own.
+// last name beside one that has none, where others have their own. Of the same second, the higher number is the newer.
 func TestNewest(t *testing.T) {
 	store, dest := toFolder(t)
-	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "2/a": 3, "2/last": 4, "1/eval": 9, "3/a": 5,
-		"last": 10} {
+	for p, at := range map[string]int64{"1/a": 1, "1/last": 2, "9/last": 4, "10/a": 3, "10/last": 4, "1/eval": 9,
+		"3/a": 5, "last": 10} {
 		save(t, filepath.Join(dest, p), 1)
 		if err := os.Chtimes(filepath.Join(dest, p), time.Unix(at, 0), time.Unix(at, 0)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	all, err := List(t.Context(), store, "", isLast)
-	if newest, sure, ok := Latest(all); err != nil || newest.Path != "2" || !sure || !ok {
+	if newest, sure, ok := Latest(all); err != nil || newest.Path != "10" || !sure || !ok {
 		t.Errorf("%+v, %v", all, err)
 	}
 	q := NewQueue(isLast, false)
