@@ -191,7 +191,8 @@ func (c *Carrier) Close() error {
 func (c *Carrier) key(p string) string { return c.Prefix + p }
 
 // Run carries until ctx ends, and then what was closed until then, for as long as Drain allows. ready is called when
-// all that is in the folder is known, and the cluster knows of this host. Its error names what is not in the bucket.
+// all that is in the folder is known, the cluster knows of this host, and links are made. Its error names what the
+// bucket lacks.
 func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	work, stop := context.WithCancelCause(
 		objstore.WithAuthor(context.WithoutCancel(ctx), "ckpt-"+c.journal.known.Origin.ID))
@@ -211,9 +212,10 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 	c.running.Go(func() { c.serve(work, l) })
 	c.running.Go(func() { c.follow(work, stop) })
 	c.running.Go(func() { c.lock.keep(work, stop) })
-	if c.Link != "" {
-		c.link(ctx, func(f func()) bool { f(); return true })
-		c.running.Go(func() { c.keepLinks(work) })
+	if c.Link != "" { // the store may be slow to say what to link: files are carried meanwhile
+		linked, told := make(chan struct{}), ready
+		c.running.Go(func() { c.keepLinks(work, linked) })
+		ready = func() { c.running.Go(func() { <-linked; told() }) }
 	}
 	if c.hosts != nil {
 		c.hosts.joined = ready
@@ -482,18 +484,20 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	if c.stead != nil {
 		_ = os.Remove(c.folder.At(change.Path))
 	}
-	if !c.q.isLast(change.Path) {
+	if c.q.isLast(change.Path) {
+		c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
+	} else {
 		c.Log.Debug("published", "key", c.key(change.Path), "bytes", change.Print.Size)
-		for l := range c.q.lasts {
-			if c.KeepLocal > 0 && l.state == whole && l.turn == 0 && under(change.Path, path.Dir(l.path)) {
-				c.keepLocal() // its last name came first
-				return
-			}
-		}
+	}
+	if c.KeepLocal == 0 {
 		return
 	}
-	c.Log.Info("published, with all that was closed before", "key", c.key(change.Path))
-	c.keepLocal()
+	for l := range c.q.lasts { // which may have come before the file
+		if l.path == change.Path || l.state == whole && l.turn == 0 && under(change.Path, path.Dir(l.path)) {
+			c.keepLocal()
+			return
+		}
+	}
 }
 
 // failed notes why a change was not made.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -491,4 +492,42 @@ func TestKeepLocalLooksAgain(t *testing.T) {
 	}
 	until(t, "both have gone here", func() bool { return !there(at("1")) && !there(at("2")) })
 	end()
+}
+
+// listing is a store that lists nothing before it is told to.
+type listing struct {
+	objstore.Layer
+	begin chan struct{}
+}
+
+func (l listing) List(ctx context.Context, prefix, after string) iter.Seq2[objstore.Object, error] {
+	<-l.begin
+	return l.Layer.List(ctx, prefix, after)
+}
+
+// Files are carried while the store is slow to say which checkpoints only it has; the daemon is ready with their links.
+func TestCarriedBeforeLinks(t *testing.T) {
+	store, dest := toFolder(t)
+	dir, begin, ready := t.TempDir(), make(chan struct{}), make(chan struct{})
+	save(t, filepath.Join(dest, "old/last"), 1)
+	c, err := Open(t.Context(), Config{Dir: dir, Store: listing{store, begin}, Last: isLast, Drain: time.Minute,
+		Link: t.TempDir(), Refresh: func(context.Context) error { return nil }, Log: slog.New(slog.DiscardHandler)})
+	must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx, func() { close(ready) }) }()
+	save(t, filepath.Join(dir, "new/last"), 1)
+	until(t, "it is there", func() bool { return there(filepath.Join(dest, "new/last")) })
+	select {
+	case <-ready:
+		t.Error("ready before the links")
+	default:
+	}
+	close(begin)
+	<-ready
+	if !there(filepath.Join(dir, "old")) {
+		t.Error("no link")
+	}
+	stop()
+	must(t, errors.Join(<-ended, c.Close()))
 }

@@ -22,8 +22,10 @@ type links struct {
 
 const linkEvery = time.Minute
 
-// keepLinks makes and removes links from time to time.
-func (c *Carrier) keepLinks(ctx context.Context) {
+// keepLinks makes and removes links from time to time. It closes linked after the first time.
+func (c *Carrier) keepLinks(ctx context.Context, linked chan<- struct{}) {
+	c.link(ctx)
+	close(linked)
 	for {
 		select {
 		case <-time.After(linkEvery):
@@ -31,12 +33,12 @@ func (c *Carrier) keepLinks(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		c.link(ctx, func(f func()) bool { return c.in(ctx, f) })
+		c.link(ctx)
 	}
 }
 
-// link makes and removes links (rule 18). in has Run do something.
-func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
+// link makes and removes links (rule 18).
+func (c *Carrier) link(ctx context.Context) {
 	all, err := List(ctx, c.Store, c.Prefix, c.Last)
 	root, openErr := os.OpenRoot(c.folder.At("")) // which never follows a link out of the folder
 	if openErr == nil {
@@ -55,7 +57,7 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 		}
 	}
 	var skipped []string
-	if !in(func() {
+	if !c.in(ctx, func() {
 		for p := range c.q.files {
 			delete(wanted, topOf(p, wanted))
 		}
@@ -94,7 +96,7 @@ func (c *Carrier) link(ctx context.Context, in func(f func()) bool) {
 				saved: r.Time.UnixNano()})
 		}
 	}
-	in(func() { c.links.made = made })
+	c.in(ctx, func() { c.links.made = made })
 }
 
 // target is where the link at a path leads. What leads elsewhere is a user's.
