@@ -294,7 +294,7 @@ func CheckSocket(dir string) error {
 		return err
 	}
 	var around, home unix.Stat_t
-	if err := cmp.Or(unix.Lstat(dir, &around), unix.Lstat(filepath.Join(dir, Home), &home)); err != nil {
+	if err := cmp.Or(unix.Stat(dir, &around), unix.Lstat(filepath.Join(dir, Home), &home)); err != nil {
 		return err
 	}
 	if around.Mode&unix.S_IWOTH != 0 && home.Uid != 0 && home.Uid != around.Uid && int(home.Uid) != os.Geteuid() {

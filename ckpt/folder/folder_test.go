@@ -1060,14 +1060,16 @@ func TestKnow(t *testing.T) {
 	look(Whole)
 }
 
-// Another user's daemon counts in folders that only their owners write.
+// Another user's daemon counts in folders that only their owners write, also behind a link, which all may write.
 func TestCheckSocket(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("makes another user's socket")
 	}
 	dir := t.TempDir()
 	home := filepath.Join(dir, Home)
-	if err := errors.Join(os.Mkdir(home, 0o755), os.WriteFile(filepath.Join(home, Socket), nil, 0o600)); err != nil {
+	link := filepath.Join(t.TempDir(), "link")
+	if err := errors.Join(os.Mkdir(home, 0o755), os.WriteFile(filepath.Join(home, Socket), nil, 0o600),
+		os.Symlink(dir, link)); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -1080,8 +1082,10 @@ func TestCheckSocket(t *testing.T) {
 			os.Chown(home, c.home, -1)); err != nil {
 			t.Fatal(err)
 		}
-		if err := CheckSocket(dir); (err == nil) != c.counts {
-			t.Errorf("%+v: %v", c, err)
+		for _, at := range []string{dir, link} {
+			if err := CheckSocket(at); (err == nil) != c.counts {
+				t.Errorf("%s: %+v: %v", at, c, err)
+			}
 		}
 	}
 	if err := CheckSocket(home); !errors.Is(err, fs.ErrNotExist) {
