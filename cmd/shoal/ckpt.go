@@ -114,7 +114,8 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 		return nil, src, err
 	}
 	const requests = 32 // under way at once
-	return objstore.Retry(objstore.Limit(base, requests), objstore.RetryPolicy{}), src, nil
+	policy := objstore.NewBudget(store.GetsPerHour, log).Policy(base)
+	return objstore.Retry(objstore.Limit(base, requests), policy), src, nil
 }
 
 func (o *ckptOptions) check(c *cobra.Command, dir string) error {
