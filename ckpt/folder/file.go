@@ -35,7 +35,11 @@ const NoFile = "it is a link, a pipe, a socket or a device"
 func LastNames(globs ...string) (func(name string) bool, error) {
 	globs = slices.Concat(DefaultLast, globs)
 	for _, g := range globs {
-		if _, err := path.Match(g, ""); err != nil {
+		_, err := path.Match(g, "")
+		if err == nil && !fs.ValidPath(g) { // such as that of a variable that is not set
+			err = errors.New("no path in the folder is like that")
+		}
+		if err != nil {
 			return nil, fmt.Errorf("pattern %q: %w (allowed are *, ?, [a-z] and \\)", g, err)
 		}
 	}
@@ -327,6 +331,9 @@ func (f *Folder) refuse() error {
 	} else if name := shared[uint32(system.Type)]; name != "" {
 		return fmt.Errorf(
 			"it is on %s: writers of other hosts are not noticed (use a folder on a local disk or tmpfs)", name)
+	} else if system.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		f.Log.Warn("on overlayfs a file that is closed, and still written through a mapping, counts as whole",
+			"folder", dir, "remedy", "if your saver maps files, name a folder on a volume")
 	}
 	if err := unix.Flock(f.at, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return fmt.Errorf("lock: %w (another process follows it already: end that one, or name another folder)", err)

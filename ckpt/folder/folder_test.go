@@ -667,6 +667,35 @@ func TestSharedFileSystems(t *testing.T) {
 	}
 }
 
+// On overlayfs a lease tells of who has opened a file, and not of mappings, which is said.
+func TestOverlay(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"lower", "upper", "work", "merged"} {
+		if err := os.Mkdir(at(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := unix.Mount("overlay", at("merged"), "overlay", 0,
+		"lowerdir="+at("lower")+",upperdir="+at("upper")+",workdir="+at("work"))
+	if err != nil {
+		t.Skip(err)
+	}
+	defer func() { _ = unix.Unmount(at("merged"), unix.MNT_DETACH) }() // an inotify ends late
+	for name, warns := range map[string]bool{"merged": true, "lower": false} {
+		var said strings.Builder
+		o := options()
+		o.Log = slog.New(slog.NewTextHandler(&said, nil))
+		f, err := Open(at(name), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f.Close(); strings.Contains(said.String(), "mapping") != warns {
+			t.Errorf("%s: %q", name, said.String())
+		}
+	}
+}
+
 func TestOverflow(t *testing.T) {
 	text, err := os.ReadFile("/proc/sys/fs/inotify/max_queued_events")
 	if err != nil {
@@ -746,7 +775,7 @@ func TestLast(t *testing.T) {
 			t.Errorf("%s: %v", p, !want)
 		}
 	}
-	for _, bad := range []string{"[", "x[", "a/[b", `\`} {
+	for _, bad := range []string{"[", "x[", "a/[b", `\`, "", "/a/done", "done/", "./done"} {
 		if _, err := LastNames(bad); err == nil {
 			t.Errorf("%q is a pattern", bad)
 		}
