@@ -55,7 +55,7 @@ type Config struct {
 	// one. Others reach this host at Advertise, HOST:PORT; "": at its address towards etcd.
 	Copies    int
 	Advertise string
-	stead     *stead // this carrier's files are another host's
+	stead     stead // with an id: this carrier's files are another host's
 }
 
 // Carrier carries a folder to a bucket. Everything it knows belongs to the goroutine of Run.
@@ -119,9 +119,8 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 		memory: semaphore.NewWeighted(partsBytes), wake: time.NewTimer(0), sends: map[string]*send{},
 		changed: make(chan struct{}), closing: map[string]bool{}, again: make(chan struct{}, 1),
 		links: links{skipped: map[string]bool{}, look: make(chan struct{}, 1)}}
-	c.folder, err = folder.Open(cfg.Dir,
-		folder.Options{Inner: cfg.stead != nil, Last: cfg.Last, Prefix: len(cfg.Prefix), Looked: cfg.Looked,
-			Log: cfg.Log})
+	c.folder, err = folder.Open(cfg.Dir, folder.Options{Inner: cfg.stead.id != "", Last: cfg.Last,
+		Prefix: len(cfg.Prefix), Looked: cfg.Looked, Log: cfg.Log})
 	if err != nil {
 		return nil, err
 	}
@@ -135,10 +134,7 @@ func Open(ctx context.Context, cfg Config) (_ *Carrier, err error) {
 	if err := unix.Stat(c.Dir, &st); err != nil {
 		return nil, err
 	}
-	of := origin{Dest: cfg.Dest, At: endpoint, Dev: st.Dev, Ino: st.Ino}
-	if cfg.stead != nil {
-		of.ID = cfg.stead.id
-	}
+	of := origin{ID: cfg.stead.id, Dest: cfg.Dest, At: endpoint, Dev: st.Dev, Ino: st.Ino}
 	home := c.folder.At(folder.Home) // also when its name is another folder's
 	j, err := openJournal(filepath.Join(cmp.Or(cfg.State, home), "journal"), filepath.Join(home, "journal.id"), of)
 	if err != nil {
@@ -232,7 +228,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 		if c.pump(work); c.hosts != nil {
 			c.hosts.stir()
 		}
-		if ending == nil && (c.idle() || c.stead != nil && c.q.busy == nil) {
+		if ending == nil && (c.idle() || c.stead.id != "" && c.q.busy == nil) {
 			return nil
 		}
 		select {
@@ -246,7 +242,7 @@ func (c *Carrier) Run(ctx context.Context, ready func()) error {
 			if c.hosts != nil {
 				c.hosts.ending = true
 			}
-			if c.stead != nil { // what may be under way must have come, and nothing more
+			if c.stead.id != "" { // what may be under way must have come, and nothing more
 				for _, s := range c.sends {
 					s.cancel(folder.ErrWriting)
 				}
@@ -363,9 +359,8 @@ func (c *Carrier) leftOver() error {
 		b.Files, b.Removals, c.Dest, strings.Join(names, ", "), why)
 }
 
-// pump starts what may be done.
 func (c *Carrier) pump(ctx context.Context) {
-	if c.stead != nil && c.hosts.ending {
+	if c.stead.id != "" && c.hosts.ending {
 		return
 	}
 	if c.hosts != nil {
@@ -450,7 +445,6 @@ type result struct {
 	err     error
 }
 
-// made takes the result of a change.
 func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	if s := c.sends[change.Path]; s != nil && s.turn == change.Turn && !errors.Is(r.err, errNotSent) {
 		c.close(ctx, change.Path)
@@ -481,7 +475,7 @@ func (c *Carrier) made(ctx context.Context, change Change, r result) {
 	if r.inParts { // else an upload of the file is of no use now
 		c.note(entry{Path: change.Path, Ended: true})
 	}
-	if c.stead != nil {
+	if c.stead.id != "" {
 		_ = os.Remove(c.folder.At(change.Path))
 	}
 	if c.q.isLast(change.Path) {
@@ -523,7 +517,6 @@ func isWriting(err error) bool {
 	return errors.Is(err, folder.ErrWriting) || errors.Is(err, folder.ErrChanged) || errors.Is(err, folder.ErrGone)
 }
 
-// make makes a change.
 func (c *Carrier) make(ctx context.Context, change Change, s *send) (r result) {
 	r.there.Print = change.Print
 	key := c.key(change.Path)

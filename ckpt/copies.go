@@ -57,7 +57,6 @@ func (c *Carrier) openCopies() (err error) {
 	return err
 }
 
-// serveCopies serves other hosts until ctx ends.
 func (c *Carrier) serveCopies(ctx context.Context) {
 	k := c.hosts.copies
 	s := &http.Server{Handler: k.shelf, ReadHeaderTimeout: copyPatience, IdleTimeout: 2 * time.Minute}
@@ -166,7 +165,6 @@ func (c *Carrier) keepCopies(ctx context.Context) {
 	})
 }
 
-// asked notes how it went.
 func (k *copies) asked(err error) {
 	if err == nil || isWriting(err) || errors.Is(err, errRoom) {
 		k.since = time.Time{}
@@ -232,7 +230,6 @@ func (c *Carrier) nextCopy(ctx context.Context) (change Change, do func() (*copy
 	}
 }
 
-// copy sends a file to the neighbour.
 func (c *Carrier) copy(ctx context.Context, change Change, has copyOf, u url.URL) error {
 	err := cmp.Or(c.journal.write(entry{Path: change.Path, Copy: &has}, true), c.folder.Sync(change.Path))
 	if err != nil {

@@ -41,7 +41,6 @@ type order struct {
 	ending, left bool
 }
 
-// asking is an ask of this process.
 type asking struct {
 	since time.Time
 	said  bool // in the log
@@ -70,7 +69,6 @@ type post struct {
 	value string
 }
 
-// host is what a registration says.
 func (p post) host() (h host) {
 	_ = json.Unmarshal([]byte(p.value), &h)
 	return h
@@ -89,12 +87,8 @@ func newOrder(cfg Config, q *Queue, id string) *order {
 	h.Host, _ = os.Hostname()
 	q.shared = true
 	o := &order{q: q, root: cfg.Cluster.Root() + "ckpt/" + fmt.Sprintf("%x/", sum[:8]), id: id, host: h,
-		self:  string(encode(h)),
-		heard: map[string]int64{}, asked: map[string]*asking{}, vouched: map[string]string{},
-		wake: make(chan struct{}, 1)}
-	if cfg.stead != nil {
-		o.self, o.stands = cfg.stead.self, cfg.stead.name
-	}
+		self: cmp.Or(cfg.stead.self, string(encode(h))), stands: cfg.stead.name, heard: map[string]int64{},
+		asked: map[string]*asking{}, vouched: map[string]string{}, wake: make(chan struct{}, 1)}
 	o.forget = "etcdctl --endpoints=" + strings.Join(cfg.Cluster.Endpoints(), ",") + " del " + o.root + "hosts/"
 	return o
 }

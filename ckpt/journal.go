@@ -177,7 +177,6 @@ func openJournal(file, id string, of origin) (j *journal, err error) {
 	return j, err
 }
 
-// uploads returns all uploads under way, by path.
 func (j *journal) uploads() map[string]begun {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -236,18 +235,16 @@ func encode(v any) []byte {
 }
 
 // write adds a line. If sync is set, it is durable on return, and so are all before it.
-func (j *journal) write(e entry, sync bool) error {
+func (j *journal) write(e entry, sync bool) (err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("write %s: %w (free some space; the folder's files are safe)",
+				objstore.RealPath(j.path), err)
+		}
+	}()
 	j.known.apply(e)
-	err := j.append(e, sync)
-	if err != nil {
-		err = fmt.Errorf("write %s: %w (free some space; the folder's files are safe)", objstore.RealPath(j.path), err)
-	}
-	return err
-}
-
-func (j *journal) append(e entry, sync bool) error {
 	if live := 2 + len(j.known.Objects) + len(j.known.Unsealed) + len(j.known.Uploads) +
 		len(j.known.Copies); (j.lines > 1000+4*live || !there(j.id) || !there(j.path)) && j.compact() == nil {
 		return nil

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -70,7 +71,12 @@ func (c *Carrier) link(ctx context.Context) {
 			c.Log.Info("removed the link to a checkpoint that the bucket no longer has", "link", p)
 		}
 	}
-	refreshed := false
+	refresh := sync.OnceFunc(func() {
+		if err := c.Refresh(ctx); err != nil {
+			c.Log.Warn("the mount is not refreshed; links may lead nowhere until it is", "mountpoint", c.Link,
+				"cause", err)
+		}
+	})
 	var made []Checkpoint
 	for _, r := range all {
 		if !wanted[r.Path] {
@@ -78,13 +84,7 @@ func (c *Carrier) link(ctx context.Context) {
 		}
 		to, err := root.Readlink(r.Path)
 		if errors.Is(err, fs.ErrNotExist) {
-			if !refreshed {
-				refreshed = true
-				if err := c.Refresh(ctx); err != nil {
-					c.Log.Warn("the mount is not refreshed; links may lead nowhere until it is", "mountpoint", c.Link,
-						"cause", err)
-				}
-			}
+			refresh()
 			if err := c.linkOne(root, r.Path); err != nil {
 				c.Log.Warn("cannot link a checkpoint", "link", r.Path, "cause", err)
 				continue

@@ -84,8 +84,7 @@ var number = regexp.MustCompile(`[0-9]+`)
 // numbered compares paths by the numbers in them, step-9 before step-10: a bucket's times are often whole seconds.
 func numbered(a, b string) int {
 	wide := func(n string) string { return fmt.Sprintf("%20s", n) }
-	return cmp.Or(strings.Compare(number.ReplaceAllStringFunc(a, wide), number.ReplaceAllStringFunc(b, wide)),
-		strings.Compare(a, b))
+	return strings.Compare(number.ReplaceAllStringFunc(a, wide), number.ReplaceAllStringFunc(b, wide))
 }
 
 // Latest returns the newest complete folder, or file if no folder is complete. If no last name is there at all, it is

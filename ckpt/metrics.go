@@ -25,9 +25,8 @@ func (c *Carrier) Metrics(version string) prom.Collector {
 
 // Metrics sends the status.
 func (s *Status) Metrics(to prom.Sink, version string) {
-	prom.Labeled(to, prometheus.GaugeValue, "shoal_ckpt_info",
-		"1, with the versions of Shoal and Go, and the destination.", "version", "goversion",
-		"destination")(1, version, runtime.Version(), s.Dest)
+	prom.Labeled(to, prometheus.GaugeValue, "shoal_ckpt_info", "1, with the versions of Shoal and Go, and the "+
+		"destination.", "version", "goversion", "destination")(1, version, runtime.Version(), s.Dest)
 	prom.Gauge(to, "shoal_ckpt_behind_files", "Closed files that the bucket lacks.", s.Behind.Files)
 	prom.Gauge(to, "shoal_ckpt_behind_bytes", "Bytes of closed files that the bucket lacks.", s.Behind.Bytes)
 	prom.Gauge(to, "shoal_ckpt_behind_seconds", "How long ago the first file that the bucket lacks was closed.",

@@ -123,7 +123,6 @@ func (c *Carrier) close(ctx context.Context, p string) {
 	})
 }
 
-// send holds the file, and stores its parts.
 func (c *Carrier) send(ctx context.Context, s *send, change Change) (err error) {
 	if s.held, err = c.folder.Hold(change.Path, change.Print); err != nil {
 		return err
@@ -263,8 +262,6 @@ func (s *send) complete(ctx context.Context) (objstore.Object, error) {
 	case <-s.done:
 	case <-s.ended: // others need not wait for the requests that are under way
 		return objstore.Object{}, fmt.Errorf("%s: %w", s.path, folder.ErrWriting)
-	case <-ctx.Done():
-		return objstore.Object{}, ctx.Err()
 	}
 	if s.err != nil {
 		return objstore.Object{}, s.err

@@ -99,7 +99,6 @@ func (s *shelf) of(id string) *shelved {
 	return was.(*shelved)
 }
 
-// kept returns the hosts that have copies here.
 func (k *copies) kept() (all []*shelved) {
 	if k != nil {
 		k.shelf.all.Range(func(_, k any) bool { all = append(all, k.(*shelved)); return true })
@@ -239,7 +238,7 @@ func (s *shelf) publish(ctx context.Context, k *shelved, of stead) {
 	k.cancel, k.ended = cancel, ended
 	cfg := s.c.Config
 	cfg.Dir, cfg.State, cfg.Delete, cfg.KeepLocal, cfg.Link, cfg.Copies, cfg.Looked, cfg.stead = s.at(k), "", false, 0,
-		"", 0, nil, &of
+		"", 0, nil, of
 	cfg.Log = cfg.Log.With("for", of.id)
 	s.c.running.Go(func() {
 		defer close(ended)

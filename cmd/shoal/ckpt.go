@@ -90,8 +90,9 @@ func (o *ckptOptions) lastNames() (func(path string) bool, error) {
 	return last, err
 }
 
-// destination opens the bucket or folder that text names.
-func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text string, create bool, log *slog.Logger) (
+// destination opens the bucket or folder that text names, by stores.Open or Create.
+func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text string, log *slog.Logger,
+	open func(context.Context, string, stores.Options) (objstore.Store, objstore.Source, error)) (
 	objstore.Layer, objstore.Source, error) {
 	store, err := o.store.options(inv)
 	if err != nil {
@@ -101,10 +102,6 @@ func (o *ckptOptions) destination(ctx context.Context, inv *invocation, text str
 		return nil, src, cli.Usage(err)
 	} else if src.Shards != "" {
 		return nil, src, cli.Usagef("%s names a tar shard: give a prefix or a folder", text)
-	}
-	open := stores.Open
-	if create {
-		open = stores.Create
 	}
 	base, src, err := open(ctx, text, stores.Options{Store: store, Logger: log})
 	if err == nil {
@@ -160,7 +157,7 @@ func (o *ckptOptions) run(c *cobra.Command, dir, dest string) (err error) {
 	if to, err := objstore.ParseSource(dest); err == nil && to.Overlaps(objstore.Source{Scheme: "file", Dir: cfg.Dir}) {
 		return cli.Usagef("%s and %s overlap: give another folder", cfg.Dir, to)
 	}
-	store, src, err := o.destination(c.Context(), inv, dest, true, log)
+	store, src, err := o.destination(c.Context(), inv, dest, log, stores.Create)
 	if err != nil {
 		return err
 	}
@@ -242,7 +239,6 @@ behind; for DEST (s3://… or file://…) it lists what the bucket has.`,
 	return c
 }
 
-// addList adds the flags of verbs that list a bucket.
 func (o *ckptOptions) addList(c *cobra.Command) {
 	c.Flags().StringArrayVar(&o.last, "last", folder.DefaultLast,
 		"glob of a last name, in addition to the usual ones, as for shoal ckpt (repeatable)")
@@ -256,7 +252,7 @@ func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objsto
 	}
 	bar := late(daemon.Own, "listing "+text)
 	defer bar.Done("")
-	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, false, warnings())
+	store, src, err := o.destination(c.Context(), invocationOf(c.Context()), text, warnings(), stores.Open)
 	if err != nil {
 		return nil, src, err
 	}
@@ -264,7 +260,6 @@ func (o *ckptOptions) list(c *cobra.Command, text string) ([]ckpt.Remote, objsto
 	return all, src, err
 }
 
-// statusOf asks the daemon that carries a folder.
 func statusOf(ctx context.Context, dir string) (s ckpt.Status, err error) {
 	client, _, err := ckpt.Find(dir)
 	if err != nil {

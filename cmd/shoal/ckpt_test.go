@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shoalfs/shoal/cache/objstore/stores"
 	"github.com/shoalfs/shoal/lab/rig/hostile"
 )
 
@@ -31,7 +32,8 @@ func TestCkptBudget(t *testing.T) {
 	if err := o.store.Set("gets-per-hour=60"); err != nil {
 		t.Fatal(err)
 	}
-	s, _, err := o.destination(t.Context(), &invocation{}, "s3://models/run", false, slog.New(slog.DiscardHandler))
+	log := slog.New(slog.DiscardHandler)
+	s, _, err := o.destination(t.Context(), &invocation{}, "s3://models/run", log, stores.Open)
 	if err != nil {
 		t.Fatal(err)
 	}
