@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	v3 "go.etcd.io/etcd/client/v3"
@@ -126,17 +127,15 @@ func (o *order) over() bool {
 
 // meet takes a board, and returns what to write. look looks through the folder.
 func (o *order) meet(b board, look func() error) (do []deed, err error) {
+	look = sync.OnceValue(look)
 	for name, a := range b.asks {
 		if strings.HasPrefix(name, o.id+"/") || o.heard[name] == a.made {
 			continue
 		} else if o.stands != "" && b.answers[name+"/"+o.id].value != o.stands {
 			continue // something that had been closed before may be lost
 		}
-		if look != nil {
-			if err := look(); err != nil {
-				return nil, err
-			}
-			look = nil // once
+		if err := look(); err != nil {
+			return nil, err
 		}
 		o.heard[name] = a.made
 		o.q.Ask(name, a.value)

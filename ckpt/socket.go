@@ -204,15 +204,12 @@ func Find(path string) (c *Client, rel string, err error) {
 			rel, err = filepath.Rel(dir, path)
 			return newClient(dir), rel, err
 		} else if errors.Is(sockErr, fs.ErrPermission) {
-			err = cmp.Or(err, sockErr)
+			err = cmp.Or(err, fmt.Errorf(
+				"cannot see whether a shoal ckpt carries it: %w (run as a user who may enter the folder)", sockErr))
 		}
 		if dir == filepath.Dir(dir) {
-			if err != nil {
-				return nil, "", fmt.Errorf(
-					"cannot see whether a shoal ckpt carries it: %w (run as a user who may enter the folder)", err)
-			}
-			return nil, "", fmt.Errorf(
-				"%s: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path)
+			return nil, "", cmp.Or(err, fmt.Errorf(
+				"%s: no shoal ckpt carries it (start one: shoal ckpt DIR s3://BUCKET/PREFIX)", path))
 		}
 	}
 }
