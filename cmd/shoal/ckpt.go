@@ -297,7 +297,7 @@ func ckptStatus(c *cobra.Command, dir string, asJSON bool) error {
 		n    int
 		what string
 	}{{s.Here.Writing, "being written"}, {s.Here.Temporary, "with a temporary name"},
-		{s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "left out (see the log)"}} {
+		{s.Here.Torn, "not whole (see the log)"}, {s.Here.Skipped, "left out (links, pipes, or what the log names)"}} {
 		if h.n > 0 {
 			fmt.Fprintf(out, "%s %s\n", human.Count(h.n, "file"), h.what)
 		}
