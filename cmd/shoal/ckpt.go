@@ -421,6 +421,9 @@ its path. If DEST has no last names, it cannot tell which are complete, and prin
 					return err
 				}
 			}
+			if len(s.Checkpoints) == 0 { // a latest beside them says which is complete, and only DEST that it is there
+				return fmt.Errorf("no folder in %s has a last name (see: shoal ckpt latest %s)", s.Dir, s.Dest)
+			}
 			return fmt.Errorf("no checkpoint of %s is complete in %s (see: shoal ckpt ls %s)", s.Dir, s.Dest, args[0])
 		},
 	}

@@ -5,12 +5,17 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/shoalfs/shoal/cache/objstore/stores"
+	"github.com/shoalfs/shoal/ckpt/folder"
 	"github.com/shoalfs/shoal/lab/rig/hostile"
 )
 
@@ -44,5 +49,33 @@ func TestCkptBudget(t *testing.T) {
 	}
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the second HEAD within a minute: %v", err)
+	}
+}
+
+// Of DeepSpeed's steps, which only a latest beside them completes, the bucket can tell, and shoal ckpt latest says so.
+func TestCkptLatestBesideSteps(t *testing.T) {
+	dir := t.TempDir()
+	home := filepath.Join(dir, folder.Home)
+	if err := os.Mkdir(home, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(home, folder.Socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan string, 1)
+	carrier := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"dir": "/run", "dest": "s3://b/run/", "checkpoints": [`+<-answer+"]}")
+	})}
+	go func() { _ = carrier.Serve(l) }()
+	defer carrier.Close()
+	for checkpoints, want := range map[string]string{
+		"":                              "no folder in /run has a last name (see: shoal ckpt latest s3://b/run/)",
+		`{"path": "1", "lacks": "1/a"}`: "no checkpoint of /run is complete in s3://b/run/ (see: shoal ckpt ls " + dir,
+	} {
+		answer <- checkpoints
+		if _, err := shoal(t, "ckpt", "latest", dir); err == nil || !strings.Contains(err.Error(), want) {
+			t.Error(err)
+		}
 	}
 }
