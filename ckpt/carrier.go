@@ -598,6 +598,9 @@ func put(ctx context.Context, store objstore.Uploader, key string, b []byte) (et
 func (c *Carrier) keepLocal() {
 	complete := slices.DeleteFunc(c.q.Checkpoints(), func(k Checkpoint) bool { return k.Lacks != "" })
 	for _, k := range complete[:max(0, len(complete)-cmp.Or(c.KeepLocal, len(complete)))] {
+		if k.besides(complete[len(complete)-1]) {
+			continue
+		}
 		if err := c.removeLocal(k.Path); err != nil {
 			c.Log.Warn("a complete checkpoint stays here", "folder", k.Path, "cause", err)
 			continue

@@ -494,6 +494,26 @@ func TestKeepLocalLooksAgain(t *testing.T) {
 	end()
 }
 
+// The newest checkpoint stays whole here, also if its parts have last names of their own, and it has none.
+func TestKeepLocalKeepsParts(t *testing.T) {
+	store, _ := toFolder(t)
+	dir := t.TempDir()
+	must(t, carryTo(t, Config{Dir: dir, Store: store, KeepLocal: 1}, func(c *Client) {
+		for _, p := range []string{"9/model_0", "9/optimizer_0", "10/model_0", "10/optimizer_0", "11/step-1",
+			"11/step-2"} {
+			save(t, filepath.Join(dir, p, "last"), 1)
+			isWhole(t, c, p)
+			if p == "10/optimizer_0" && (there(filepath.Join(dir, "9/model_0")) ||
+				!there(filepath.Join(dir, "10/model_0"))) {
+				t.Error("the older one is here, or the newest is not whole")
+			}
+		}
+		if there(filepath.Join(dir, "10/model_0")) || there(filepath.Join(dir, "11/step-1")) {
+			t.Error("older ones are here")
+		}
+	}))
+}
+
 // listing is a store that lists nothing before it is told to.
 type listing struct {
 	objstore.Layer

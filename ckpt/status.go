@@ -84,6 +84,14 @@ type Checkpoint struct {
 	saved  int64 // Mtime of its latest last name: a chown changes Ctime
 }
 
+// besides reports whether two folders, in one that has no last name, may be parts of one checkpoint: their names differ
+// by more than numbers. Accelerate saves the model and the optimizer of FSDP so.
+func (c Checkpoint) besides(other Checkpoint) bool {
+	stem := func(p string) string { return number.ReplaceAllString(p, "") }
+	in := path.Dir(c.Path)
+	return in != "." && in == path.Dir(other.Path) && stem(c.Path) != stem(other.Path)
+}
+
 // topOf returns the one of the folders that has a path and is nearest to the root, or "".
 func topOf(p string, folders map[string]bool) (top string) {
 	for dir := path.Dir(p); dir != "."; dir = path.Dir(dir) {
