@@ -676,6 +676,28 @@ func TestUnmountByAnotherProcess(t *testing.T) {
 	c.finish() // its server has ended by itself
 }
 
+// A mount that is bound elsewhere goes on there.
+func TestUnmountOfOnePlace(t *testing.T) {
+	c := mountChild(t, "tree")
+	m, err := At(c.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound := t.TempDir()
+	if err := unix.Mount(c.dir, bound, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, next := range []string{bound, ""} {
+		if err := Unmount(Place(m.Device), false); err != nil {
+			t.Fatal(err)
+		}
+		if at := Place(m.Device); at != next {
+			t.Errorf("the mount is at %q, not at %q", at, next)
+		}
+	}
+	c.finish()
+}
+
 func TestLazyUnmount(t *testing.T) {
 	c := mountChild(t, "tree")
 	f := fileOf(c.data, "b/700k")
@@ -772,7 +794,12 @@ func TestCheck(t *testing.T) {
 	if err := os.Symlink("link", relative); err != nil {
 		t.Fatal(err)
 	}
+	dangling := filepath.Join(dir, "dangling")
+	if err := os.Symlink("gone/deep", dangling); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct{ path, cause, remedy string }{
+		{dangling, "does not exist", "mkdir -p " + filepath.Join(dir, "gone/deep") + ")"},
 		{loop, "too many levels of symbolic links", ""},
 		{relative, "s3://bucket/tree is mounted there already", "shoal umount"},
 		{filepath.Join(dir, "none"), "does not exist", "mkdir -p"},

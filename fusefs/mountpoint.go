@@ -60,7 +60,7 @@ func checkNow(mountpoint string) (path string, dead bool, err error) {
 	}
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, mountpoint)
+		return "", false, fmt.Errorf("mount point %s does not exist (create it: mkdir -p %s)", mountpoint, path)
 	case err != nil:
 		return "", false, fmt.Errorf("mount point: %w", err)
 	case !fi.IsDir():
@@ -113,7 +113,7 @@ func resolve(path string) (string, error) {
 	for range maxLinks {
 		parent, err := filepath.EvalSymlinks(filepath.Dir(here))
 		if err != nil {
-			return "", err
+			return here, err
 		}
 		here = filepath.Join(parent, filepath.Base(here))
 		mi, err := findMount(here)
@@ -173,6 +173,17 @@ func At(path string) (*machine.Mount, error) {
 		return nil, nil //nolint:nilerr // there is no such path
 	}
 	return in(path), nil
+}
+
+// Place returns where Shoal's mount of a device is to be seen, as where it was bound to; "" if nowhere.
+func Place(device string) string {
+	mounts, _ := Mounts()
+	for _, m := range mounts {
+		if m.Device == device {
+			return m.Point
+		}
+	}
+	return ""
 }
 
 // findMount returns the topmost mount at path, or nil.

@@ -260,6 +260,10 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if of.Then = ""; hangs {
 				return fmt.Errorf("%s is detached, but %w", mountpoint, of)
 			}
+			if at := fusefs.Place(device); at != "" && pid != 0 {
+				return fmt.Errorf("%s is unmounted, but its daemon goes on: the mount is at %s, too (shoal umount %s)",
+					mountpoint, at, at)
+			}
 			if pid != 0 && stats.Users > 1 { // the daemon still has other mounts
 				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
 			}

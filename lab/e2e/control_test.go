@@ -261,12 +261,19 @@ func TestControlOfAnotherContainer(t *testing.T) {
 	}
 }
 
-// A mount namespace that was made meanwhile has a copy of the mount, which keeps the daemon: umount names it, and the
-// remedy works.
+// A mount that is bound elsewhere, or of which a mount namespace that was made meanwhile has a copy, keeps the daemon:
+// umount names it, and the remedy works.
 func TestUmountNamesCopies(t *testing.T) {
 	dir, _ := pictures(t, 1, 8)
 	mnt := mount(t, nil, "file://"+dir)
 	pid := readStats(t, mnt).PID
+	bound := t.TempDir()
+	if err := syscall.Mount(mnt, bound, "", syscall.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	if text, code := asked(t, "umount", bound); code != 1 || !strings.Contains(text, "the mount is at "+mnt+", too") {
+		t.Errorf("exit %d, %s", code, text)
+	}
 	other := exec.Command("unshare", "-m", "sh", alone, mnt, "sleep", "1h")
 	if err := other.Start(); err != nil {
 		t.Fatal(err)
