@@ -299,7 +299,7 @@ func mountError(path string, root bool, err error) error {
 	switch {
 	case errors.Is(err, fuseio.ErrUnavailable): // which has its own
 	case !root:
-		remedy = " (fusermount3's own message is above; the folder must belong to you)"
+		remedy = " (the folder must belong to you)"
 	case errors.Is(err, syscall.EPERM):
 		remedy = " (root lacks the capability CAP_SYS_ADMIN; in a container: --cap-add SYS_ADMIN --device /dev/fuse, " +
 			"and an AppArmor profile that lets it mount)"

@@ -516,14 +516,20 @@ func TestCountCPUs(t *testing.T) {
 	}
 }
 
-// A helper that passes nothing is not waited for.
-func TestFusermountPassesNothing(t *testing.T) {
+// A helper that passes nothing is not waited for, and the error has what one that fails says: with --daemon its standard
+// error would be the log.
+func TestFusermountFails(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "fusermount3"), []byte("#!/bin/sh\n"), 0o700); err != nil { //nolint:gosec // a program
-		t.Fatal(err)
-	}
 	t.Setenv("PATH", dir)
-	if fd, err := Mount(dir, &fuse.MountOptions{}); !errors.Is(err, syscall.EPROTO) {
-		t.Errorf("%d, %v", fd, err)
+	for does, want := range map[string]string{
+		"": "passed no descriptor", "echo it is not yours >&2; exit 1": ": it is not yours",
+	} {
+		path := filepath.Join(dir, "fusermount3")
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+does), 0o700); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
+		if fd, err := Mount(dir, &fuse.MountOptions{}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %d, %v", does, fd, err)
+		}
 	}
 }

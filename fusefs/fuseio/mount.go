@@ -1,6 +1,7 @@
 package fuseio
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -138,11 +139,11 @@ func fusermount(dir string, mo *fuse.MountOptions) (fd int, err error) {
 	}
 	cmd := exec.Command(bin, "-o", strings.Join(options, ","), "--", dir)
 	cmd.Env = append(os.Environ(), "_FUSE_COMMFD=3")
-	cmd.Stderr, cmd.ExtraFiles = os.Stderr, []*os.File{theirs}
-	err = cmd.Run()
+	cmd.ExtraFiles = []*os.File{theirs}
+	said, err := cmd.CombinedOutput()
 	_ = theirs.Close() // so that nothing is waited for below, if nothing was passed
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w", bin, err)
+		return 0, fmt.Errorf("%s: %w: %s", bin, err, bytes.TrimSpace(said))
 	}
 	control := make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(ours, make([]byte, 4), control, unix.MSG_CMSG_CLOEXEC)
