@@ -162,7 +162,7 @@ func (f *controlFolder) lookup(dir int, name string, out *fuse.EntryOut) fuse.St
 		return fuse.OK
 	}
 	index := slices.Index(controlFiles[:], name)
-	if _, records := f.c.(Recorder); dir != controlRoot || index < controlPlans || index == controlProfile && !records {
+	if dir != controlRoot || index < controlPlans {
 		return fuse.ENOENT
 	}
 	f.entry(index, out)
@@ -238,7 +238,7 @@ func (f *controlFolder) openFile(name string, flags uint32, out *fuse.OpenOut) f
 
 // openProfile starts a recording, which ends when the file is closed, even if its reader is killed.
 func (f *controlFolder) openProfile(out *fuse.OpenOut) fuse.Status {
-	r, err := f.c.(Recorder).Record()
+	r, err := f.c.Record()
 	if err != nil {
 		f.opts.Logger.Warn("the recording was not started", "cause", err)
 		return fuse.EBUSY

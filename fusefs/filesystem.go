@@ -34,7 +34,6 @@ type filesystem struct {
 	fuse.RawFileSystem
 	volume   Volume
 	pages    atomic.Pointer[pages]
-	recorder Recorder // nil: nothing is recorded
 	opts     Options
 	gens     *generations
 	control  *controlFolder
@@ -42,8 +41,6 @@ type filesystem struct {
 	draining draining
 	kept     *kept // nil: the mount ends with this process
 }
-
-func (f *filesystem) String() string { return fsName }
 
 // resolve finds a node. The root belongs to the version in force.
 func (f *filesystem) resolve(id nodeID) (*generation, kind, int) {
@@ -223,10 +220,7 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	if buf = wanted(g.manifest, file, in, buf); len(buf) == 0 {
 		return fuse.ReadResultData(nil), fuse.OK
 	}
-	var read record
-	if f.recording() {
-		read = f.beginRead(g.manifest, in, file, len(buf))
-	}
+	end := f.recordRead(g.manifest, in, file, len(buf))
 	if p := f.pagesOf(g.manifest); p != nil {
 		p.asked(file)
 	}
@@ -237,7 +231,7 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 		n, err = f.volume.ReadAt(ctx, g.manifest, file, buf, int64(in.Offset))
 		stop()
 	}
-	read.end()
+	end()
 	if err == nil && n < len(buf) {
 		// The kernel would take a short reply for the end of the file, and remember it.
 		err = fmt.Errorf("%d of %d bytes at %d: %w", n, len(buf), in.Offset, io.ErrUnexpectedEOF)
@@ -383,11 +377,23 @@ func (f *filesystem) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (ui
 
 // The following methods would change the tree, which is read-only.
 
-func (f *filesystem) Mknod(<-chan struct{}, *fuse.MknodIn, string, *fuse.EntryOut) fuse.Status {
+func (*filesystem) Mknod(<-chan struct{}, *fuse.MknodIn, string, *fuse.EntryOut) fuse.Status {
 	return fuse.EROFS
 }
-
-func (f *filesystem) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
+func (*filesystem) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EROFS
+}
+func (*filesystem) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
+func (*filesystem) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status {
+	return fuse.EROFS
+}
+func (*filesystem) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status {
+	return fuse.EROFS
+}
+func (*filesystem) RemoveXAttr(<-chan struct{}, *fuse.InHeader, string) fuse.Status {
+	return fuse.EROFS
+}
+func (*filesystem) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
 	return fuse.EROFS
 }
 
@@ -399,8 +405,6 @@ func (f *filesystem) Unlink(_ <-chan struct{}, in *fuse.InHeader, name string) f
 	return fuse.EROFS
 }
 
-func (f *filesystem) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status { return fuse.EROFS }
-
 // Rename: only plans can have another name.
 func (f *filesystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to string) fuse.Status {
 	if old, dir := nodeID(in.NodeId), nodeID(in.Newdir); old.kind() == kindControl && dir.kind() == kindControl {
@@ -409,25 +413,9 @@ func (f *filesystem) Rename(_ <-chan struct{}, in *fuse.RenameIn, from, to strin
 	return fuse.EROFS
 }
 
-func (f *filesystem) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status {
-	return fuse.EROFS
-}
-
-func (f *filesystem) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
-	return fuse.EROFS
-}
-
-func (f *filesystem) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status {
-	return fuse.EROFS
-}
-
 func (f *filesystem) SetXAttr(_ <-chan struct{}, in *fuse.SetXAttrIn, _ string, _ []byte) fuse.Status {
 	if nodeID(in.NodeId).kind() == kindControl {
 		return fuse.ENOTSUP // cp -p goes on without
 	}
-	return fuse.EROFS
-}
-
-func (f *filesystem) RemoveXAttr(<-chan struct{}, *fuse.InHeader, string) fuse.Status {
 	return fuse.EROFS
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs/fuseio"
 )
 
@@ -41,12 +40,6 @@ import (
 type Holder interface {
 	Keep(mountpoint string, files ...*os.File) (drop func()) // gives it a mount's, until drop is called
 	Held(mountpoint string) []*os.File                       // of a dead process, or nil; the caller closes them
-}
-
-// Historian is a [Volume] whose versions have names that another process knows them by.
-type Historian interface {
-	VersionName(m *catalog.Manifest) string
-	VersionNamed(name string) *catalog.Manifest // nil: unknown
 }
 
 // ErrUnmounted says that a mount was unmounted while it was held.
@@ -204,7 +197,7 @@ func (k *kept) alive() bool {
 // keepable makes f.kept if a holder can have the mount at path, which t serves by device.
 func (f *filesystem) keepable(path string, device *os.File, t *fuseio.Server, mo *fuse.MountOptions) {
 	mi, _ := findMount(path)
-	if _, named := f.volume.(Historian); f.opts.Holder == nil || !named || !t.Agreed(fuse.CAP_HAS_RESEND) || mi == nil {
+	if f.opts.Holder == nil || !t.Agreed(fuse.CAP_HAS_RESEND) || mi == nil {
 		return
 	}
 	k, err := newKept(device, Memo{path, mi.Device, f.opts.FsName, f.opts.Note, t.First(), mo.MaxWrite})
@@ -221,7 +214,7 @@ func (f *filesystem) note(g *generation, gone bool) error {
 	if gone {
 		return f.kept.write(Word{Gone: g.number})
 	}
-	return f.kept.write(Word{Generation: g.number, Version: f.volume.(Historian).VersionName(g.manifest)})
+	return f.kept.write(Word{Generation: g.number, Version: f.volume.VersionName(g.manifest)})
 }
 
 // keep begins to write the memo, and lets the holder have the mount.

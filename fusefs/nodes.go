@@ -74,13 +74,12 @@ func newGenerations(v Volume, earlier []Word) *generations {
 	s := &generations{volume: v, note: func(*generation, bool) error { return nil }}
 	var all []*generation
 	last := uint64(0)
-	h, _ := v.(Historian)
 	for _, w := range earlier {
 		if w.Generation == 0 {
 			continue
 		}
 		last = w.Generation
-		if m := h.VersionNamed(w.Version); m != nil {
+		if m := v.VersionNamed(w.Version); m != nil {
 			g := &generation{number: last, manifest: m}
 			g.refs.Store(foreign)
 			all = append(all, g)

@@ -19,11 +19,6 @@ type pages struct {
 	had    [33]atomic.Int32
 }
 
-// Pager is a [Volume] that need not fetch ahead what the kernel has. Mount calls SetPages once, if pages are kept.
-type Pager interface {
-	SetPages(has func(m *catalog.Manifest, file int) bool)
-}
-
 const pageFiles = 4 << 20 // the largest that are followed: of a larger one the kernel may have a part
 
 func newPages(m *catalog.Manifest) *pages {

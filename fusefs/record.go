@@ -9,31 +9,18 @@ import (
 	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
-// Recorder is a [Control] that can record readers' actions: it enables `.shoal/profile`.
-type Recorder interface {
-	Record() (Recording, error) // is the file's content until it is closed; any error is EBUSY to the opener
-
-	// Recording reports whether a recording is running. It is called for nearly every request, so it must cost no more
-	// than an atomic load.
-	Recording() bool
-
-	Saw(m *catalog.Manifest, e trace.Event, at time.Time) // an action of a process, and when it began; e.At is not set
-
-	Area(m *catalog.Manifest, file int, off int64) trace.Area // from which a read would be served now
-}
-
 // Recording is a stream of the lines of package trace.
 type Recording interface {
 	Read(p []byte) int // fills p with new data, and returns 0 if there is none
 	Close()            // ends it, and may be called again
 }
 
-func (f *filesystem) recording() bool { return f.recorder != nil && f.recorder.Recording() }
+func (f *filesystem) recording() bool { return f.control.c.Recording() }
 
 // saw records an event without duration.
 func (f *filesystem) saw(m *catalog.Manifest, kind trace.Kind, process uint32, file int) {
 	if f.recording() {
-		f.recorder.Saw(m, trace.Event{Kind: kind, Process: process, File: int32(file)}, time.Now())
+		f.control.c.Saw(m, trace.Event{Kind: kind, Process: process, File: int32(file)}, time.Now())
 	}
 }
 
@@ -46,25 +33,16 @@ func (f *filesystem) looked(m *catalog.Manifest, process uint32, n catalog.Node,
 	f.saw(m, trace.Lookup, process, file)
 }
 
-// record is a recorded READ; the zero value is one that is not recorded.
-type record struct {
-	to    Recorder
-	m     *catalog.Manifest
-	began time.Time
-	event trace.Event
-}
-
-func (f *filesystem) beginRead(m *catalog.Manifest, in *fuse.ReadIn, file, n int) record {
-	return record{f.recorder, m, time.Now(), trace.Event{
-		Kind: trace.Read, Process: in.Pid, File: int32(file), Off: int64(in.Offset), Len: int32(n),
-		Area: f.recorder.Area(m, file, int64(in.Offset)),
-	}}
-}
-
-// end says that the read was answered.
-func (r *record) end() {
-	if r.to != nil {
-		r.event.Wait = time.Since(r.began)
-		r.to.Saw(r.m, r.event, r.began)
+// recordRead records a READ once end is called, when it is answered.
+func (f *filesystem) recordRead(m *catalog.Manifest, in *fuse.ReadIn, file, n int) (end func()) {
+	if !f.recording() {
+		return func() {}
+	}
+	began, to := time.Now(), f.control.c
+	e := trace.Event{Kind: trace.Read, Process: in.Pid, File: int32(file), Off: int64(in.Offset), Len: int32(n),
+		Area: to.Area(m, file, int64(in.Offset))}
+	return func() {
+		e.Wait = time.Since(began)
+		to.Saw(m, e, began)
 	}
 }

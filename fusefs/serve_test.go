@@ -33,6 +33,7 @@ import (
 
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
@@ -231,6 +232,16 @@ func (v *memVolume) Lend(*catalog.Manifest, int, int64, int) ([]byte, func(), bo
 func (v *memVolume) ReadNow(*catalog.Manifest, int, []byte, int64) bool   { return false }
 func (v *memVolume) WasRead(*catalog.Manifest, int, int64, int64, uint32) {}
 func (v *memVolume) Permissions(*catalog.Manifest, int) (uint32, bool)    { return 0, false }
+
+// It dies with its mount, and records nothing.
+
+func (v *memVolume) SetPages(func(*catalog.Manifest, int) bool)           {}
+func (v *memVolume) VersionName(*catalog.Manifest) string                 { return "" }
+func (v *memVolume) VersionNamed(string) *catalog.Manifest                { return nil }
+func (v *memVolume) Record() (Recording, error)                           { return nil, errors.New("not here") }
+func (v *memVolume) Recording() bool                                      { return false }
+func (v *memVolume) Saw(*catalog.Manifest, trace.Event, time.Time)        {}
+func (v *memVolume) Area(*catalog.Manifest, int, int64) (none trace.Area) { return none }
 
 var errKinds = map[string]objstore.Kind{
 	"changed": objstore.KindChanged, "missing": objstore.KindNotFound, "denied": objstore.KindDenied,

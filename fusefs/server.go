@@ -22,6 +22,7 @@ import (
 	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs/fuseio"
 	"github.com/shoalfs/shoal/internal/machine"
+	"github.com/shoalfs/shoal/internal/profile/trace"
 )
 
 // Volume is the mounted data. It is safe for concurrent use.
@@ -62,6 +63,12 @@ type Volume interface {
 	// Permissions returns a file's own mode bits, of which the mount shows those to read and to execute. If ok is
 	// false, everybody may read.
 	Permissions(m *catalog.Manifest, file int) (bits uint32, ok bool)
+
+	// SetPages is called once, if pages are kept. What the kernel probably has need not be fetched ahead.
+	SetPages(has func(m *catalog.Manifest, file int) bool)
+
+	VersionName(m *catalog.Manifest) string     // by which another process knows it
+	VersionNamed(name string) *catalog.Manifest // nil: unknown
 }
 
 // Control implements the files of .shoal. It is safe for concurrent use.
@@ -82,6 +89,16 @@ type Control interface {
 	// Refresh lists the source again and returns when a new version, if any, is in force. ctx ends when the caller is
 	// killed.
 	Refresh(ctx context.Context) error
+
+	Record() (Recording, error) // is the content of `.shoal/profile` until it is closed; any error is EBUSY to the opener
+
+	// Recording reports whether a recording is running. It is called for nearly every request, so it must cost no more
+	// than an atomic load.
+	Recording() bool
+
+	Saw(m *catalog.Manifest, e trace.Event, at time.Time) // an action of a process, and when it began; e.At is not set
+
+	Area(m *catalog.Manifest, file int, off int64) trace.Area // from which a read would be served now
 }
 
 // Witness records the users of a mount. Its methods are called before the reply, so they must not wait.
@@ -234,10 +251,9 @@ func newFilesystem(v Volume, c Control, o Options, k *kept) *filesystem {
 		earlier = k.words
 	}
 	f.gens = newGenerations(v, earlier)
-	if p, ok := v.(Pager); ok && o.KernelCache {
-		p.SetPages(f.has)
+	if o.KernelCache {
+		v.SetPages(f.has)
 	}
-	f.recorder, _ = c.(Recorder)
 	return f
 }
 
