@@ -2,7 +2,6 @@ package main
 
 import (
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -45,11 +44,11 @@ const (
 
 // mountWitness records who opens files of a mount, once each process, and who acts in .shoal: it is fusefs.Witness.
 type mountWitness struct {
-	log     *audit.Log
-	threads atomic.Pointer[sync.Map] // by number: seen
-	since   atomic.Int64             // of threads, ns since 1970
+	log *audit.Log
 
 	mu        sync.Mutex
+	threads   map[fusefs.Caller]bool // seen
+	since     time.Time              // of threads
 	processes map[processKey]bool
 }
 
@@ -64,34 +63,31 @@ func newMountWitness(log *audit.Log) fusefs.Witness {
 	if log == nil {
 		return nil
 	}
-	w := &mountWitness{log: log, processes: map[processKey]bool{}}
-	w.threads.Store(new(sync.Map))
-	return w
+	return &mountWitness{log: log, threads: map[fusefs.Caller]bool{}, processes: map[processKey]bool{}}
 }
 
 // Opening implements fusefs.Witness. For a known thread it costs one lookup.
 func (w *mountWitness) Opening(who fusefs.Caller) {
-	now := time.Now().UnixNano()
-	if since := w.since.Load(); now-since > int64(forgetThreads) && w.since.CompareAndSwap(since, now) {
-		w.threads.Store(new(sync.Map))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if time.Since(w.since) > forgetThreads {
+		w.since = time.Now()
+		clear(w.threads)
 	}
-	if _, seen := w.threads.Load().LoadOrStore(who, true); seen {
+	if w.threads[who] {
 		return
 	}
+	w.threads[who] = true
 	p := audit.Process(who.Thread, who.UID, who.GID)
 	k := processKey{p.PID, int(who.UID), p.Comm}
-	w.mu.Lock()
-	seen := w.processes[k]
-	if !seen {
-		if len(w.processes) >= maxProcesses {
-			clear(w.processes)
-		}
-		w.processes[k] = true
+	if w.processes[k] {
+		return
 	}
-	w.mu.Unlock()
-	if !seen {
-		w.log.Write(audit.Event{Event: "mount_open", Peer: p})
+	if len(w.processes) >= maxProcesses {
+		clear(w.processes)
 	}
+	w.processes[k] = true
+	w.log.Write(audit.Event{Event: "mount_open", Peer: p})
 }
 
 func (w *mountWitness) Did(who fusefs.Caller, file string, err error) {

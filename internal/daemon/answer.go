@@ -108,7 +108,7 @@ func (r *Running) Said() string {
 	return r.said
 }
 
-// Write implements sink.
+// Write takes what the verb says.
 func (r *Running) Write(p []byte) (int, error) {
 	var l line
 	if err := json.Unmarshal(p, &l); err != nil {
@@ -122,12 +122,6 @@ func (r *Running) Write(p []byte) (int, error) {
 	}
 	return len(p), nil
 }
-
-// Close implements sink.
-func (r *Running) Close() error { return nil }
-
-// SetWriteDeadline implements sink.
-func (r *Running) SetWriteDeadline(time.Time) error { return nil }
 
 // Start runs a verb as for a client that has left.
 func (a *Answers) Start(ctx context.Context, args []string, dir string, env map[string]string) *Running {

@@ -75,12 +75,7 @@ type Voice struct {
 	ready atomic.Bool // it has said so
 
 	mu sync.Mutex
-	to sink // nil: standard error
-}
-
-type sink interface {
-	io.WriteCloser
-	SetWriteDeadline(t time.Time) error
+	to io.Writer // nil: standard error
 }
 
 // line is one line of a voice; one field beside ID is set, or none: the verb is alive.
@@ -131,7 +126,9 @@ func (v *Voice) say(l line) error {
 	if v.to == nil {
 		return errNoOne
 	}
-	_ = v.to.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a client that is stopped must not block the verb
+	if to, ok := v.to.(interface{ SetWriteDeadline(t time.Time) error }); ok {
+		_ = to.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a client that is stopped must not block the verb
+	}
 	_, err := v.to.Write(append(b, '\n'))
 	return err
 }
@@ -143,11 +140,11 @@ func (v *Voice) remote() bool {
 	return v.to != nil
 }
 
-// hush lets nobody listen any longer.
+// hush lets nobody listen to a child any longer.
 func (v *Voice) hush() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	_ = v.to.Close()
+	_ = v.to.(io.Closer).Close()
 	v.to = nil
 }
 

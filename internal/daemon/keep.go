@@ -89,15 +89,6 @@ func (k *keepsake) send(c *net.UnixConn, files []*os.File) error {
 	return handover.WriteReply(c, k, fds...)
 }
 
-// receive receives a message, and files that may come with it. The caller closes them, even if there is an error.
-func receive(c *net.UnixConn, message any) (files []*os.File, err error) {
-	fds, err := handover.Receive(c, message)
-	for _, fd := range fds {
-		files = append(files, os.NewFile(uintptr(fd), "kept"))
-	}
-	return files, err
-}
-
 // keeping is a set of keepsakes: those of this process, what it may take of its predecessor, or a supervisor's.
 type keeping struct {
 	sync.Mutex
@@ -415,7 +406,7 @@ func (k *keeper) serve(c *net.UnixConn) {
 	for {
 		n := &keepsake{taken: true}
 		var err error
-		n.files, err = receive(c, n)
+		n.files, err = handover.Receive(c, n)
 		switch {
 		case err != nil:
 			n.close()

@@ -84,7 +84,7 @@ func serveClient(c *net.UnixConn, all *sync.Map) error {
 	_ = c.SetDeadline(time.Now().Add(handover.Timeout))
 	var who keepsake
 	var err error
-	if who.files, err = receive(c, &who); err != nil || len(who.files) > 0 || who.Name == "" {
+	if who.files, err = handover.Receive(c, &who); err != nil || len(who.files) > 0 || who.Name == "" {
 		who.close()
 		return errors.Join(err, errors.New("it did not say what it is"))
 	}
@@ -193,7 +193,7 @@ func connect(address, name string) (c *net.UnixConn, left []*keepsake, wait time
 			keepsake
 			inheritance
 		}
-		if said.files, err = receive(c, &said); err == nil && said.Failed != "" {
+		if said.files, err = handover.Receive(c, &said); err == nil && said.Failed != "" {
 			err = errors.New(said.Failed)
 		} else if err == nil && len(said.files) == 0 {
 			return c, left, said.wait(), c.SetReadDeadline(time.Time{})

@@ -95,40 +95,8 @@ func WriteReply(c *net.UnixConn, reply any, files ...int) error {
 	return err
 }
 
-// Ask makes the server at unix:///PATH hand over what a request names. The reply's JSON is decoded into reply. The
-// caller closes the files, and the connection, which must stay open while the memory is used.
-func Ask(ctx context.Context, addr string, q Request, reply any) (c net.Conn, files []int, err error) {
-	var d net.Dialer
-	if c, err = d.DialContext(ctx, "unix", strings.TrimPrefix(addr, "unix://")); err != nil {
-		return nil, nil, err
-	}
-	defer func() {
-		if err != nil {
-			closeAll(files)
-			c, files, err = nil, nil, errors.Join(err, c.Close())
-		}
-	}()
-	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
-	if err := c.SetDeadline(time.Now().Add(Timeout)); err != nil {
-		return c, nil, err
-	}
-	q.V = Version
-	text, err := json.Marshal(q)
-	if err != nil {
-		return c, nil, err
-	}
-	if _, err := c.Write(append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(len(text))),
-		text...)); err != nil {
-		return c, nil, err
-	}
-	if files, err = Receive(c.(*net.UnixConn), reply); err != nil {
-		return c, files, err
-	}
-	return c, files, c.SetDeadline(time.Time{})
-}
-
 // Receive reads what WriteReply has sent. The caller closes the files, even if there is an error.
-func Receive(c *net.UnixConn, reply any) (files []int, err error) {
+func Receive(c *net.UnixConn, reply any) (files []*os.File, err error) {
 	head, oob := make([]byte, 4), make([]byte, unix.CmsgSpace(maxFiles*4))
 	n, oobn, _, _, err := c.ReadMsgUnix(head, oob)
 	if err != nil {
@@ -137,7 +105,10 @@ func Receive(c *net.UnixConn, reply any) (files []int, err error) {
 	messages, err := syscall.ParseSocketControlMessage(oob[:oobn])
 	for i := range messages {
 		list, e := syscall.ParseUnixRights(&messages[i])
-		files, err = append(files, list...), errors.Join(err, e)
+		for _, fd := range list {
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+		err = errors.Join(err, e)
 	}
 	switch {
 	case err != nil:
@@ -152,12 +123,6 @@ func Receive(c *net.UnixConn, reply any) (files []int, err error) {
 		return files, fmt.Errorf("a reply %w", err)
 	}
 	return files, nil
-}
-
-func closeAll(files []int) {
-	for _, f := range files {
-		_ = unix.Close(f) // the other process has its own copy
-	}
 }
 
 const SlotHeader = 4096 // bytes before the batch in a slot of `shoal serve`
@@ -196,23 +161,27 @@ func Memfd(name string, size int64) (*os.File, []byte, error) {
 	return file, data, nil
 }
 
-// AskSlots makes the server hand over its slots, of which it has announced so many, and maps them. frames tells that
-// the stream's messages come on the connection. The caller unmaps the memory, and then closes the connection.
+// AskSlots makes the server at unix:///PATH hand over its slots, of which it has announced so many, and maps them.
+// frames tells that the stream's messages come on the connection. The caller unmaps the memory, and then closes the
+// connection, which must stay open while the memory is used.
 func AskSlots(ctx context.Context, addr string, q Request, slots uint32, slotBytes uint64) (
 	data []byte, frames bool, c net.Conn, err error) {
-	var r SlotsReply
-	c, files, err := Ask(ctx, addr, q, &r)
-	if err != nil {
+	var d net.Dialer
+	if c, err = d.DialContext(ctx, "unix", strings.TrimPrefix(addr, "unix://")); err != nil {
 		return nil, false, nil, err
 	}
+	r, files, err := ask(ctx, c.(*net.UnixConn), q)
 	defer func() {
-		closeAll(files) // the mapping stays
+		for _, f := range files {
+			_ = f.Close() // the mapping stays
+		}
 		if err != nil {
-			err = errors.Join(err, c.Close())
+			c, err = nil, errors.Join(err, c.Close())
 		}
 	}()
-	var st unix.Stat_t
 	switch {
+	case err != nil:
+		return nil, false, c, err
 	case r.Error != "":
 		return nil, false, c, errors.New(r.Error)
 	case len(files) != 1:
@@ -221,20 +190,39 @@ func AskSlots(ctx context.Context, addr string, q Request, slots uint32, slotByt
 		return nil, false, c, fmt.Errorf("the server handed over %d slots of %d bytes, but announced %d of %d",
 			r.Slots, r.SlotBytes, slots, slotBytes)
 	}
-	if err := unix.Fstat(files[0], &st); err != nil {
+	info, err := files[0].Stat()
+	if err != nil {
 		return nil, false, c, err
 	}
-	if want := int64(r.Slots) * int64(r.SlotBytes); want/int64(r.Slots) != int64(r.SlotBytes) || st.Size != want {
+	if want := int64(r.Slots) * int64(r.SlotBytes); want/int64(r.Slots) != int64(r.SlotBytes) || info.Size() != want {
 		return nil, false, c, fmt.Errorf("the descriptor's file has %d bytes for %d slots of %d",
-			st.Size, r.Slots, r.SlotBytes)
+			info.Size(), r.Slots, r.SlotBytes)
 	}
-	if seals, err := unix.FcntlInt(uintptr(files[0]), unix.F_GET_SEALS, 0); err != nil ||
-		seals&unix.F_SEAL_SHRINK == 0 {
+	if seals, err := unix.FcntlInt(files[0].Fd(), unix.F_GET_SEALS, 0); err != nil || seals&unix.F_SEAL_SHRINK == 0 {
 		return nil, false, c, errors.New(
 			"the descriptor's file is not sealed: its owner could truncate it while it is mapped here")
 	}
-	if data, err = unix.Mmap(files[0], 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
-		return nil, false, c, fmt.Errorf("map %d bytes: %w", st.Size, err)
+	data, err = unix.Mmap(int(files[0].Fd()), 0, int(info.Size()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, false, c, fmt.Errorf("map %d bytes: %w", info.Size(), err)
 	}
 	return data, r.Frames, c, nil
+}
+
+// ask sends a request. The caller closes the files, even if there is an error.
+func ask(ctx context.Context, c *net.UnixConn, q Request) (r SlotsReply, files []*os.File, err error) {
+	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
+	if err := c.SetDeadline(time.Now().Add(Timeout)); err != nil {
+		return r, nil, err
+	}
+	q.V = Version
+	text, _ := json.Marshal(q) // of texts
+	message := append(binary.LittleEndian.AppendUint32([]byte(magic), uint32(len(text))), text...)
+	if _, err := c.Write(message); err != nil {
+		return r, nil, err
+	}
+	if files, err = Receive(c, &r); err != nil {
+		return r, files, err
+	}
+	return r, files, c.SetDeadline(time.Time{})
 }
