@@ -77,11 +77,11 @@ func (l *lane) run(made chan<- error) {
 		_ = unix.SchedSetAttr(0, a, 0)
 	}
 	err := l.open()
+	defer l.close()
 	made <- err
 	if err != nil {
 		return
 	}
-	defer l.close()
 	if <-l.s.begun; !l.s.use {
 		return
 	}
@@ -107,11 +107,6 @@ func (l *lane) open() (err error) {
 	if l.ring, err = newRing(len(l.entries) + 1); err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			l.ring.close()
-		}
-	}()
 	heads := pages(8 + len(l.entries)*int(unsafe.Sizeof(reqHeader{})))
 	l.memory, err = unix.Mmap(-1, 0, heads+len(l.entries)*l.stride, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
@@ -129,16 +124,16 @@ func (l *lane) open() (err error) {
 		e.iov[0].SetLen(int(unsafe.Sizeof(reqHeader{})))
 		e.iov[1].SetLen(l.stride)
 	}
-	if l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
-		_ = unix.Munmap(l.memory)
-	}
+	l.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC)
 	return err
 }
 
-// close frees everything but the eventfd, which Serve may still write to.
+// close frees everything that open has made, but the eventfd, which Serve may still write to.
 func (l *lane) close() {
 	l.handlers.Wait()
-	l.ring.close()
+	if l.ring != nil {
+		l.ring.close()
+	}
 	_ = unix.Munmap(l.memory)
 }
 

@@ -268,11 +268,11 @@ func (s *Server) answer(h *fuse.InHeader, request []byte) {
 		s.interrupt(request)
 		return
 	}
-	size := payloadOf(h)
-	pool := &s.outputs[bits.Len(uint(size-1))]
+	class := bits.Len(uint(payloadOf(h) - 1))
+	pool := &s.outputs[class]
 	payload, ok := pool.Get().(*[]byte)
 	if !ok {
-		b := make([]byte, 1<<bits.Len(uint(size-1)))
+		b := make([]byte, 1<<class)
 		payload = &b
 	}
 	defer pool.Put(payload)
@@ -363,9 +363,9 @@ func (s *Server) refused(err error) {
 
 // Rings describes the rings of a server, if it has any.
 type Rings struct {
-	Threads int `json:"threads,omitempty"`
-	Entries int `json:"entries,omitempty"` // requests that can be in flight
-	Buffers int `json:"buffers,omitempty"` // bytes of address space for them
+	Threads int
+	Entries int // requests that can be in flight
+	Buffers int // bytes of address space for them
 }
 
 // Rings fails if the kernel does not use them.
