@@ -537,12 +537,11 @@ func (f *controlFolder) release(who Caller, fh uint64) {
 // close frees the memory of open handles: after an abort no RELEASE comes.
 func (f *controlFolder) close() {
 	f.mu.Lock()
-	handles := f.handles
-	f.handles = map[uint64]*controlHandle{}
-	f.mu.Unlock()
-	for _, h := range handles {
+	defer f.mu.Unlock()
+	for _, h := range f.handles {
 		h.mu.Lock()
 		f.drop(h)
 		h.mu.Unlock()
 	}
+	clear(f.handles)
 }

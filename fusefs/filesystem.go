@@ -289,10 +289,7 @@ func (f *filesystem) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status
 }
 
 func (f *filesystem) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	if nodeID(in.NodeId).kind() == kindControl {
-		return f.control.flush(cancel, callerOf(&in.InHeader), in.Fh)
-	}
-	return fuse.OK
+	return f.Flush(cancel, &fuse.FlushIn{InHeader: in.InHeader, Fh: in.Fh})
 }
 
 // Access: the kernel calls it only without default_permissions, that is if only the owner can access the mount.

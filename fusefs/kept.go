@@ -254,7 +254,7 @@ func (s *Server) Kept() error {
 	switch {
 	case s.fs.kept != nil:
 		return nil
-	case s.Transport().Name == TransportURing:
+	case s.Transport().Threads > 0:
 		return errors.New(
 			"requests come by io_uring, which no other process can take over (mount it with --fuse-transport dev)")
 	case s.fs.opts.Holder == nil:

@@ -404,7 +404,11 @@ func serve(text string) error {
 	mem := &testMemory{}
 	mem.limit.Store(sp.MemoryLimit)
 	sp.Options.Memory = mem
-	sp.Options.Logger = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	level := slog.LevelInfo
+	if sp.Options.Debug {
+		level = slog.LevelDebug
+	}
+	sp.Options.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	v := &memVolume{delay: sp.Delay, data: datasets[sp.Data], version: 1, opened: map[string]int{},
 		released: map[string]int{},
 		plans:    map[string][]byte{}, release: make(chan struct{})}

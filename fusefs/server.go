@@ -144,7 +144,7 @@ type Options struct {
 	UID, GID      uint32  // owner of all nodes
 	MaxBackground int     // asynchronous requests in flight
 	ReadAhead     int     // bytes that the kernel reads ahead; set only if root
-	Debug         bool    // log every message, at level Info
+	Debug         bool    // log every message, at level Debug
 	FsName        string  // the source, as df(1) shows it
 	Transport     string  // TransportAuto, TransportURing or TransportDev
 	RingMemory    int     // bounds the rings' buffers, in bytes of address space
@@ -173,9 +173,11 @@ type Server struct {
 	mountpoint string // absolute, without symbolic links
 	device     string // of the mount, MAJOR:MINOR
 
-	invalidate chan forgetting
-	stop       sync.Once
-	done       chan struct{} // closed when the server has ended completely
+	notifying sync.Mutex
+	known     *catalog.Manifest // the latest whose names the kernel may know; nil once the server has ended
+
+	stop sync.Once
+	done chan struct{} // closed when the server has ended completely
 }
 
 // Mount mounts v and c at the folder mountpoint and serves until it is unmounted. It replaces the mount of a dead
@@ -195,7 +197,7 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	}
 	f := newFilesystem(v, c, o, k)
 	root := os.Geteuid() == 0
-	t, device, why, err := attach(f, path, mountOptions(v, o, root), o, v.Manifest())
+	t, device, why, err := attach(f, path, mountOptions(v, o, root))
 	if err != nil {
 		f.kept.close()
 		return nil, mountError(path, root, err)
@@ -203,20 +205,17 @@ func Mount(mountpoint string, v Volume, c Control, o Options) (*Server, error) {
 	if why != "" {
 		o.Logger.Debug("requests come by /dev/fuse, not by io_uring", "why", why)
 	}
-	s := &Server{fs: f, transport: t, why: why, mountpoint: path, invalidate: make(chan forgetting),
-		done: make(chan struct{})}
+	s := &Server{fs: f, transport: t, why: why, mountpoint: path, known: f.gens.known(), done: make(chan struct{})}
 	if err := s.keep(); err != nil {
 		f.kept.close() // the last descriptor
 		return nil, err
 	}
-	served := make(chan struct{})
-	go func() {
-		t.Serve()
-		close(served)
-	}()
 	go func() {
 		defer close(s.done)
-		s.notifyLoop(served)
+		t.Serve()
+		s.notifying.Lock() // whoever notifies has been let go
+		s.known = nil
+		s.notifying.Unlock()
 		f.control.close()
 		f.kept.close()
 		_ = device.Close() // unless that was done
@@ -280,13 +279,9 @@ func freeMountpoint(mountpoint string, o Options) (path string, err error) {
 }
 
 func mountOptions(v Volume, o Options, root bool) *fuse.MountOptions {
-	level := slog.LevelDebug
-	if o.Debug {
-		level = slog.LevelInfo
-	}
 	mo := &fuse.MountOptions{
 		AllowOther: o.AllowOther, FsName: o.FsName, Name: fsName, Debug: o.Debug,
-		Logger:            slog.NewLogLogger(o.Logger.Handler(), level),
+		Logger:            slog.NewLogLogger(o.Logger.Handler(), slog.LevelDebug),
 		DirectMountStrict: root, // no fallback: its error would hide the cause
 		MaxBackground:     o.MaxBackground,
 		MaxWrite:          maxRequest,
@@ -386,37 +381,18 @@ func (s *Server) OpenFiles() int { return int(max(s.fs.draining.open.Load(), 0))
 // are a process's working directory, stay as they are. It returns when that is done, or when the server ends. It may
 // be called from [Control]. With files, it makes the kernel forget their bytes instead.
 func (s *Server) Invalidate(files []int) {
-	f := forgetting{files, make(chan struct{})}
-	select {
-	case s.invalidate <- f:
-		<-f.finished
-	case <-s.done:
+	s.notifying.Lock()
+	defer s.notifying.Unlock()
+	if s.known == nil {
+		return
 	}
-}
-
-type forgetting struct {
-	files    []int
-	finished chan struct{}
-}
-
-func (s *Server) notifyLoop(served <-chan struct{}) {
-	before := s.fs.gens.known()
-	for {
-		select {
-		case f := <-s.invalidate:
-			now := s.fs.gens.current()
-			for _, file := range f.files {
-				// ENOENT: unknown to the kernel
-				s.transport.InodeNotify(uint64(makeID(now.number, kindFile, file)), 0, 0)
-			}
-			if f.files == nil {
-				s.notify(before, now.manifest)
-				before = now.manifest
-			}
-			close(f.finished)
-		case <-served:
-			return
-		}
+	now := s.fs.gens.current()
+	for _, file := range files {
+		s.transport.InodeNotify(uint64(makeID(now.number, kindFile, file)), 0, 0) // ENOENT: unknown to the kernel
+	}
+	if files == nil {
+		s.notify(s.known, now.manifest)
+		s.known = now.manifest
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"github.com/shoalfs/shoal/cache/catalog"
 	"github.com/shoalfs/shoal/fusefs/fuseio"
 )
 
@@ -29,15 +28,14 @@ const spareEntries = 16
 
 // Transport describes how requests come from the kernel.
 type Transport struct {
-	Name string `json:"name"`          // "uring" or "dev"
-	Why  string `json:"why,omitempty"` // "dev" was chosen, or fallen back to
-	fuseio.Rings
+	fuseio.Rings        // none: /dev/fuse
+	Why          string // that was chosen, or fallen back to
 }
 
 // String describes it in a line of the stats.
 func (t Transport) String() string {
 	switch {
-	case t.Name == TransportURing:
+	case t.Threads > 0:
 		return fmt.Sprintf("io_uring: %d threads, %d requests in flight at most, buffers of %d MiB",
 			t.Threads, t.Entries, t.Buffers>>20)
 	case t.Why != "":
@@ -49,19 +47,17 @@ func (t Transport) String() string {
 // Transport returns how requests come from the kernel now.
 func (s *Server) Transport() Transport {
 	rings, err := s.transport.Rings()
-	switch {
-	case err != nil:
-		return Transport{Name: TransportDev, Why: "the kernel refused the rings"}
-	case rings.Threads == 0:
-		return Transport{Name: TransportDev, Why: s.why}
+	if err != nil {
+		return Transport{Why: "the kernel refused the rings"}
 	}
-	return Transport{Name: TransportURing, Rings: rings}
+	return Transport{rings, s.why}
 }
 
-// attach mounts f at path, unless it has a mount, with the transport that o asks for. why tells why auto did not choose
-// rings.
-func attach(f *filesystem, path string, mo *fuse.MountOptions, o Options, m *catalog.Manifest) (
+// attach mounts f at path, unless it has a mount, with the transport that its options ask for. why tells why auto did
+// not choose rings.
+func attach(f *filesystem, path string, mo *fuse.MountOptions) (
 	t *fuseio.Server, device *os.File, why string, err error) {
+	o, m := f.opts, f.volume.Manifest()
 	inline := func(h *fuse.InHeader) bool { return nodeID(h.NodeId).kind() != kindControl } // all of .shoal may wait
 	dev := fuseio.Options{Quick: quick{f}, Inline: inline}
 	if k := f.kept; k != nil {

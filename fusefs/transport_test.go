@@ -54,15 +54,15 @@ func TestTransport(t *testing.T) {
 	transport := func(want string) Transport {
 		return mountChild(t, "tree", func(s *spec) { s.Options.Transport = want }).report().Transport
 	}
-	if got := transport(TransportAuto); got.Name != TransportURing || got.Threads < 1 || got.Entries < 8 ||
+	if got := transport(TransportAuto); got.Threads < 1 || got.Entries < 8 ||
 		got.Buffers < 8*maxRequest {
 		t.Errorf("%+v", got)
 	}
-	if got := transport(TransportDev); got != (Transport{Name: TransportDev}) {
+	if got := transport(TransportDev); got != (Transport{}) {
 		t.Errorf("%+v", got)
 	}
 	large := mountChild(t, "large", func(s *spec) { s.Options.Transport = TransportAuto })
-	if got := large.report().Transport; got.Name != TransportDev || !strings.Contains(got.Why, "on average") {
+	if got := large.report().Transport; got.Threads > 0 || !strings.Contains(got.Why, "on average") {
 		t.Errorf("%+v", got)
 	}
 }
@@ -74,7 +74,7 @@ func TestTransportSwitchedOff(t *testing.T) {
 	}
 	uringswitch.Off(t)
 	c := mountChild(t, "tree", func(s *spec) { s.Options.Transport = TransportAuto })
-	if got := c.report().Transport; got.Name != TransportDev || !strings.Contains(got.Why, "switched off") {
+	if got := c.report().Transport; got.Threads > 0 || !strings.Contains(got.Why, "switched off") {
 		t.Errorf("%+v", got)
 	}
 	if _, err := os.ReadFile(c.path("README.md")); err != nil {
@@ -112,7 +112,7 @@ func TestTransportForbidden(t *testing.T) {
 		t.Skip("only root can forbid itself a system call and mount")
 	}
 	c := mountChild(t, "tree", func(s *spec) { s.Options.Transport, s.NoRings = TransportAuto, true })
-	if got := c.report().Transport; got.Name != TransportDev || !strings.Contains(got.Why, "seccomp") {
+	if got := c.report().Transport; got.Threads > 0 || !strings.Contains(got.Why, "seccomp") {
 		t.Errorf("%+v", got)
 	}
 	if _, err := os.ReadFile(c.path("README.md")); err != nil {

@@ -190,9 +190,8 @@ func mountEngine(inv *invocation, h *engine.Host, e *engine.Engine, mo *mountOpt
 	}
 	server, err := fusefs.Mount(mountpoint, door, door, fusefs.Options{
 		KernelCache: keep, AllowOther: mo.allowOther, UID: uint32(os.Getuid()), GID: uint32(os.Getgid()),
-		ReadAhead: readAhead(e.Manifest()),
-		Transport: transport, RingMemory: int(e.Cache().Ledger().Limit() / ringShare), FsName: e.Source(), Memory: door,
-		Witness: witness, Logger: e.Logger(), Holder: holder, Note: note,
+		ReadAhead: readAhead(e.Manifest()), Transport: transport, FsName: e.Source(), Memory: door, Witness: witness,
+		RingMemory: int(e.Cache().Ledger().Limit() / ringShare), Logger: e.Logger(), Holder: holder, Note: note,
 	})
 	events.Write(outcome(mount, err))
 	if err != nil {
