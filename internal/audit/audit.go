@@ -167,9 +167,7 @@ func (s *sink) lose(cause error) {
 func (s *sink) run() {
 	defer close(s.ended)
 	for e := range s.queue {
-		if n := s.lost.Load(); n > 0 {
-			e.Lost = n
-		}
+		e.Lost = s.lost.Load()
 		b, err := json.Marshal(e)
 		if err == nil {
 			_, err = s.file.Write(append(b, '\n'))

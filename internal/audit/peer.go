@@ -4,8 +4,10 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -37,12 +39,8 @@ func Process(tid, uid, gid uint32) *Peer {
 
 // comm returns the name of a process, or "".
 func comm(pid int) string {
-	proc, err := procfs.NewProc(pid)
-	if err != nil {
-		return ""
-	}
-	name, _ := proc.Comm()
-	return name
+	name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return strings.TrimSpace(string(name))
 }
 
 // Unix returns the peer of a unix socket: the process that connected it, by SO_PEERCRED.

@@ -75,7 +75,7 @@ type Server struct {
 	key    string
 	volume Volume
 	opens  func(process *audit.Peer) // called with each client's process
-	write  func(conn *net.UnixConn, message []byte) error
+	write  func(conn *net.UnixConn, message []byte) (int, error)
 
 	mu      sync.Mutex
 	clients map[*client]struct{} // nil once closed
@@ -84,7 +84,7 @@ type Server struct {
 
 // New returns a server for a mount of v. opens is called with the process of each client, before it can read.
 func New(v Volume, opens func(process *audit.Peer)) *Server {
-	return &Server{key: rand.Text(), volume: v, opens: opens, write: write, clients: map[*client]struct{}{}}
+	return &Server{key: rand.Text(), volume: v, opens: opens, write: (*net.UnixConn).Write, clients: map[*client]struct{}{}}
 }
 
 // Key names the mount in the first line of a connection. It is no secret.
@@ -167,11 +167,7 @@ func (c *client) end() {
 func (c *client) send(kind byte, body []byte) error {
 	c.out = append(append(binary.LittleEndian.AppendUint32(c.out[:0], uint32(len(body))), kind), body...)
 	_ = c.conn.SetWriteDeadline(time.Now().Add(patience))
-	return c.server.write(c.conn, c.out)
-}
-
-func write(conn *net.UnixConn, message []byte) error {
-	_, err := conn.Write(message)
+	_, err := c.server.write(c.conn, c.out)
 	return err
 }
 
