@@ -329,15 +329,13 @@ func (f *controlFolder) grow(h *controlHandle, n int) syscall.Errno {
 		return 0
 	}
 	want := max(n, min(2*cap(h.staged), maxPlanBytes))
-	if m := f.opts.Memory; m != nil {
-		if !m.Reserve(int64(want) - h.reserved) {
-			if want = n; !m.Reserve(int64(want) - h.reserved) {
-				f.opts.Logger.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
-				return syscall.ENOMEM
-			}
+	if m := f.opts.Memory; !m.Reserve(int64(want) - h.reserved) {
+		if want = n; !m.Reserve(int64(want) - h.reserved) {
+			f.opts.Logger.Warn("too little memory for the written plan", "plan", h.name, "bytes", n)
+			return syscall.ENOMEM
 		}
-		h.reserved = int64(want)
 	}
+	h.reserved = int64(want)
 	h.staged = slices.Grow(h.staged, want-len(h.staged))
 	return 0
 }

@@ -186,12 +186,11 @@ var errAborted = errors.New("the mount was aborted") // a held mount is dead, bu
 
 // alive asks the kernel once. Who waited for it to report the end would be woken by every request.
 func (k *kept) alive() bool {
-	p := []unix.PollFd{{Fd: int32(k.fuse.Fd())}}
-	_, err := unix.Poll(p, 0)
-	for errors.Is(err, unix.EINTR) {
-		_, err = unix.Poll(p, 0)
+	for p := []unix.PollFd{{Fd: int32(k.fuse.Fd())}}; ; {
+		if _, err := unix.Poll(p, 0); !errors.Is(err, unix.EINTR) {
+			return err == nil && p[0].Revents&unix.POLLERR == 0
+		}
 	}
-	return err == nil && p[0].Revents&unix.POLLERR == 0
 }
 
 // keepable makes f.kept if a holder can have the mount at path, which t serves by device.

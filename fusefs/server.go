@@ -148,7 +148,7 @@ type Options struct {
 	FsName        string  // the source, as df(1) shows it
 	Transport     string  // TransportAuto, TransportURing or TransportDev
 	RingMemory    int     // bounds the rings' buffers, in bytes of address space
-	Memory        Memory  // accounts for staged plans; may be nil
+	Memory        Memory  // accounts for staged plans
 	Witness       Witness // records users of the mount; may be nil
 	Holder        Holder  // has the mount while no process serves it; may be nil
 	Note          []byte  // for the process that takes it over

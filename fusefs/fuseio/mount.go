@@ -76,11 +76,10 @@ func countCPUs(list string) (n int, err error) {
 
 // maxWrite is the kernel's limit of a request.
 func maxWrite() int {
-	limit := 256 // pages
-	if text, err := os.ReadFile("/proc/sys/fs/fuse/max_pages_limit"); err == nil {
-		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-			limit = n
-		}
+	text, _ := os.ReadFile("/proc/sys/fs/fuse/max_pages_limit")
+	limit, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		limit = 256 // pages, of a kernel that has no such file
 	}
 	return limit * os.Getpagesize()
 }
