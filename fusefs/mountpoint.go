@@ -178,10 +178,8 @@ func At(path string) (*machine.Mount, error) {
 // Place returns where Shoal's mount of a device is to be seen, as where it was bound to; "" if nowhere.
 func Place(device string) string {
 	mounts, _ := Mounts()
-	for _, m := range mounts {
-		if m.Device == device {
-			return m.Point
-		}
+	if i := slices.IndexFunc(mounts, func(m machine.Mount) bool { return m.Device == device }); i >= 0 {
+		return mounts[i].Point
 	}
 	return ""
 }
