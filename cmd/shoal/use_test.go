@@ -122,6 +122,7 @@ func TestWrongUse(t *testing.T) {
 		"plan --samples 9 --sample-size 9kB --step-time 1s --accelerators 4 --batch 4611686018427387904": "--batch " +
 			"4611686018427387904: give the samples per step of an accelerator, 1 to 1,000,000,000, or a --workload",
 		"warm file:///x --fraction NaN": "--fraction NaN: give a number above 0, up to 1",
+		"warm file:///x --list=":        "--list is empty: name a file of paths, or leave it out to keep all of SOURCE",
 		"feed x --batches -1":           "--batches: -1: it must be at least 0 (see: shoal feed --help)",
 		"stat m --watch --json":         "--watch and --json: leave one out (docs/stats.md: the last 15 minutes)",
 		"profile --from f --out g":      "--out: f is already a recording",

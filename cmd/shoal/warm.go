@@ -35,6 +35,9 @@ daemon uses the directory, that daemon does the work. If interrupted, it keeps w
 			if list != "" && given(c, "fraction") {
 				return cli.Usagef("--fraction and --list: give one of them")
 			}
+			if list == "" && given(c, "list") { // a variable that is not set
+				return cli.Usagef("--list is empty: name a file of paths, or leave it out to keep all of SOURCE")
+			}
 			cfg, host, err := eo.config(inv, args[0])
 			if err != nil {
 				return err
