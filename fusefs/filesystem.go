@@ -239,12 +239,8 @@ func (f *filesystem) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (
 	if err != nil {
 		return nil, f.readError(cancel, g.manifest, file, err)
 	}
-	f.wasRead(g.manifest, file, in, n)
+	f.volume.WasRead(g.manifest, file, int64(in.Offset), int64(n), in.Pid)
 	return fuse.ReadResultData(buf), fuse.OK
-}
-
-func (f *filesystem) wasRead(m *catalog.Manifest, file int, in *fuse.ReadIn, n int) {
-	f.volume.WasRead(m, file, int64(in.Offset), int64(n), in.Pid)
 }
 
 // wanted returns the part of buf that a READ fills, which is empty behind the file's end.

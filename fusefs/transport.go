@@ -119,13 +119,13 @@ func (q quick) Read(_ <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.ReadRe
 		p.asked(file)
 	}
 	if data, release, ok := q.volume.Lend(g.manifest, file, int64(in.Offset), len(buf)); ok {
-		q.wasRead(g.manifest, file, in, len(data))
+		q.volume.WasRead(g.manifest, file, int64(in.Offset), int64(len(data)), in.Pid)
 		return &lent{data, release}, fuse.OK
 	}
 	if !q.volume.ReadNow(g.manifest, file, buf, int64(in.Offset)) {
 		return nil, fuseio.WouldBlock
 	}
-	q.wasRead(g.manifest, file, in, len(buf))
+	q.volume.WasRead(g.manifest, file, int64(in.Offset), int64(len(buf)), in.Pid)
 	return fuse.ReadResultData(buf), fuse.OK
 }
 
