@@ -90,7 +90,7 @@ type Control interface {
 	// killed.
 	Refresh(ctx context.Context) error
 
-	Record() (Recording, error) // is the content of `.shoal/profile` until it is closed; any error is EBUSY to the opener
+	Record() (Recording, error) // is the content of .shoal/profile until it is closed; an error is EBUSY to the opener
 
 	// Recording reports whether a recording is running. It is called for nearly every request, so it must cost no more
 	// than an atomic load.

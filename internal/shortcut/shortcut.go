@@ -84,7 +84,8 @@ type Server struct {
 
 // New returns a server for a mount of v. opens is called with the process of each client, before it can read.
 func New(v Volume, opens func(process *audit.Peer)) *Server {
-	return &Server{key: rand.Text(), volume: v, opens: opens, write: (*net.UnixConn).Write, clients: map[*client]struct{}{}}
+	return &Server{key: rand.Text(), volume: v, opens: opens, write: (*net.UnixConn).Write,
+		clients: map[*client]struct{}{}}
 }
 
 // Key names the mount in the first line of a connection. It is no secret.
