@@ -43,82 +43,49 @@ func (m Memory) Most() int64 {
 // ReadMemory reads the current values. Limits can change while a container runs.
 func ReadMemory() Memory { return readMemory("/") }
 
-// cgroupFiles are the names of a cgroup's files, by version of cgroups. Sources: the kernel's
-// Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
-type cgroupFiles struct {
-	limits  []string
-	usage   string
-	reclaim []string // lines of memory.stat with reclaimable bytes
-}
-
-var (
-	// Above memory.high a process is throttled so much that it counts as a limit, too.
-	version2 = cgroupFiles{[]string{"memory.max", "memory.high"}, "memory.current",
-		[]string{"active_file", "inactive_file"}}
-	version1 = cgroupFiles{[]string{"memory.limit_in_bytes"}, "memory.usage_in_bytes",
-		[]string{"total_active_file", "total_inactive_file"}}
-)
-
 func readMemory(root string) Memory {
 	info := Fields(filepath.Join(root, "proc/meminfo"))
 	m := Memory{Total: info["MemTotal:"] << 10, Available: info["MemAvailable:"] << 10}
 	if _, told := info["MemAvailable:"]; !told {
 		m.Available = 1 << 62
 	}
-	for _, g := range cgroups(root, "memory") {
-		g.walk(func(dir string) {
-			for _, name := range g.files.limits {
-				file := filepath.Join(dir, name)
-				limit, ok := number(filepath.Join(root, file))
-				if !ok || m.Total > 0 && limit >= m.Total {
-					continue
-				}
-				if m.Limit == 0 || limit < m.Limit {
-					m.Limit, m.From = limit, file
-				}
-				used, _ := number(filepath.Join(root, dir, g.files.usage))
-				stat := Fields(filepath.Join(root, dir, "memory.stat"))
-				for _, line := range g.files.reclaim {
-					used -= stat[line]
-				}
-				m.Available = min(m.Available, max(limit-max(used, 0), 0))
+	for _, dir := range Cgroups(root, "memory") {
+		// Above memory.high a process is throttled so much that it counts as a limit, too. The last is version 1's.
+		for _, name := range []string{"memory.max", "memory.high", "memory.limit_in_bytes"} {
+			file := filepath.Join(dir, name)
+			limit, ok := number(filepath.Join(root, file))
+			if !ok || m.Total > 0 && limit >= m.Total {
+				continue
 			}
-		})
+			if m.Limit == 0 || limit < m.Limit {
+				m.Limit, m.From = limit, file
+			}
+			m.Available = min(m.Available, max(limit-held(filepath.Join(root, dir)), 0))
+		}
 	}
 	return m
 }
 
-type cgroup struct {
-	files cgroupFiles
-	mount string // where its hierarchy is mounted
-	path  string // below
-}
-
-// walk calls do for the cgroup and its ancestors, as far as they are visible.
-func (g cgroup) walk(do func(dir string)) {
-	for p := path.Clean("/" + g.path); ; p = path.Dir(p) {
-		do(path.Join(g.mount, p))
-		if p == "/" {
-			return
-		}
+// held returns what a cgroup uses beside what the kernel can reclaim. Sources: the kernel's
+// Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+func held(dir string) int64 {
+	stat := Fields(filepath.Join(dir, "memory.stat"))
+	used, ok := number(filepath.Join(dir, "memory.current"))
+	reclaim := stat["active_file"] + stat["inactive_file"]
+	if !ok { // version 1
+		used, _ = number(filepath.Join(dir, "memory.usage_in_bytes"))
+		reclaim = stat["total_active_file"] + stat["total_inactive_file"]
 	}
+	return max(used-reclaim, 0)
 }
 
-// Cgroups returns the folders of this process's cgroup and of its ancestors, innermost first, that may limit a
-// controller's resource ("memory", "cpu", "pids"). root is the prefix of /proc and /sys, and not part of the results.
+// Cgroups returns the folders of this process's cgroups and of their visible ancestors, innermost first, that may limit
+// a controller's resource ("memory", "cpu", "pids"): one cgroup of version 2, one of version 1 or, if both are mounted,
+// both. root is the prefix of /proc and /sys, and not part of the results.
 func Cgroups(root, controller string) (dirs []string) {
-	for _, g := range cgroups(root, controller) {
-		g.walk(func(dir string) { dirs = append(dirs, dir) })
-	}
-	return dirs
-}
-
-// cgroups returns the cgroups of this process that can limit a controller's resource: one of version 2, one of version
-// 1 or, if both are mounted, both.
-func cgroups(root, controller string) (list []cgroup) {
-	own, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	text, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
 	paths := map[string]string{} // by controller; version 2 has the name ""
-	for line := range strings.Lines(string(own)) {
+	for line := range strings.Lines(string(text)) {
 		// hierarchy:controllers:path
 		if f := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(f) == 3 {
 			for _, name := range strings.Split(f[1], ",") {
@@ -128,29 +95,26 @@ func cgroups(root, controller string) (list []cgroup) {
 	}
 	mounts, _ := Mounts(root)
 	for _, m := range mounts {
-		g := cgroup{files: version2, mount: m.Point}
 		own, found := paths[""]
-		switch m.Type {
-		case "cgroup2":
-		case "cgroup":
+		if m.Type == "cgroup" {
 			own, found = paths[controller]
 			found = found && strings.Contains(","+m.Super+",", ","+controller+",")
-			g.files = version1
-		default:
-			continue
 		}
-		if !found {
+		if !found || m.Type != "cgroup" && m.Type != "cgroup2" {
 			continue
 		}
 		// Without a cgroup namespace a container sees the machine's path, and mounts its own cgroup as the root. With
 		// one, a path outside of it begins with /..: then the mount itself is the nearest.
-		rest, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/"))
-		if below && (rest == "" || rest[0] == '/') && !strings.HasPrefix(own, "/..") {
-			g.path = rest
+		p, below := strings.CutPrefix(own, strings.TrimSuffix(m.Root, "/"))
+		if !below || p != "" && p[0] != '/' || strings.HasPrefix(own, "/..") {
+			p = ""
 		}
-		list = append(list, g)
+		for p = path.Clean("/" + p); p != "/"; p = path.Dir(p) {
+			dirs = append(dirs, path.Join(m.Point, p))
+		}
+		dirs = append(dirs, m.Point)
 	}
-	return list
+	return dirs
 }
 
 // number reads a file with one number; ok is false for "max", and for a missing file.
