@@ -252,7 +252,7 @@ func ParseSize(text, remedy string) (int64, error) {
 	if err != nil || n > 1<<60 || strings.Contains(text, ",") { // which would count for nothing: 1,5GB as 15 GB
 		return 0, fmt.Errorf("%q is not a size (%s)", text, remedy)
 	}
-	if _, err := strconv.ParseFloat(text, 64); err == nil && n > 0 && n < leastBare {
+	if bare, err := strconv.ParseFloat(text, 64); err == nil && bare > 0 && n < leastBare {
 		return 0, fmt.Errorf("%q has no unit and would be %s bytes (write %sGiB, %sMiB, or %sB if you mean it)",
 			text, text, text, text, text)
 	}
