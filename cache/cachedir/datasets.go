@@ -32,6 +32,14 @@ type Info struct {
 	Extents   int
 }
 
+// Plain is the source without its endpoint, as a user writes it. A key may have a question mark, too.
+func (i Info) Plain() string {
+	if at := strings.LastIndex(i.Source, "?endpoint="); at >= 0 {
+		return i.Source[:at]
+	}
+	return i.Source
+}
+
 // Datasets returns the datasets in the directory, by source, open or not.
 func (d *Dir) Datasets() ([]Info, error) {
 	facts, err := d.Catalog.Datasets()
@@ -61,8 +69,7 @@ func (d *Dir) Find(text string) (Info, error) {
 		named = src.String()
 	}
 	for _, i := range all {
-		plain, _, _ := strings.Cut(i.Source, "?")
-		if i.Source == text || plain == named ||
+		if i.Source == text || i.Plain() == named ||
 			len(text) >= 4 && strings.HasPrefix(hex.EncodeToString(i.ID[:]), text) {
 			found = append(found, i)
 		}
