@@ -78,8 +78,8 @@ func (o *configOptions) addJSON(c *cobra.Command) {
 func (o *configOptions) run(c *cobra.Command, args []string) error {
 	out := c.OutOrStdout()
 	schema := schemaOf(root()) // a new command, since flags keep their values
-	if o.check != "" || o.example {
-		if len(args) > 0 || o.check != "" && o.example || o.asJSON {
+	if check := c.Flags().Changed("check"); check || o.example {
+		if len(args) > 0 || check && o.example || o.asJSON {
 			return cli.Usagef("--check and --example take no other arguments (see: shoal config --help)")
 		}
 		if o.example {
@@ -222,13 +222,12 @@ func (r *configReport) print(out io.Writer, verbs []string, asJSON bool) (err er
 }
 
 func checkFile(out io.Writer, schema *settings.Schema, path string) error {
-	file, err := configFile(schema, path)
+	file, err := loadConfig(schema, "--check", path)
 	if file != nil {
 		err = errors.Join(err, wrongUse(schema.Check(file)))
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = fmt.Fprintf(out, "%s: all settings are valid (%d)\n", path, file.Len())
 	}
-	fmt.Fprintf(out, "%s: all settings are valid (%d)\n", path, file.Len())
-	return nil
+	return err
 }

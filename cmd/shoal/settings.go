@@ -160,11 +160,19 @@ func configFile(s *settings.Schema, path string) (*settings.File, error) {
 	if path == "" {
 		return nil, nil
 	}
+	return loadConfig(s, from, path)
+}
+
+// loadConfig loads a file. One with errors that wrap settings.ErrWrong has the rest.
+func loadConfig(s *settings.Schema, from, path string) (*settings.File, error) {
 	file, err := s.Load(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, cli.Usagef("%s %s: there is no such file", from, path)
+	case err != nil:
+		return file, cli.Usage(err)
 	}
-	return file, wrongUse(err)
+	return file, nil
 }
 
 // configPaths are the default paths of the configuration file, in order of precedence.

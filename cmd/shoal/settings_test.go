@@ -192,7 +192,10 @@ func TestWrongSettingsInTheBinary(t *testing.T) {
 		{nil, []string{"config", "--check", "all.yaml"}, "shoal: all.yaml:3: ordr: no such setting (see: shoal " +
 			"config --example); all.yaml:2: cache-size: \"much\" is not a size"},
 		{nil, []string{"config", "--check", "value.yaml"}, "shoal: value.yaml:2: cache-size: "},
-		{nil, []string{"config", "--check", "none.yaml"}, "shoal: --config none.yaml: there is no such file\n"},
+		{nil, []string{"config", "--check", "none.yaml"}, "shoal: --check none.yaml: there is no such file\n"},
+		{nil, []string{"config", "--check", ""}, "shoal: --check : there is no such file\n"},
+		{nil, []string{"config", "--check", "."}, "shoal: configuration file: read .: is a directory\n"},
+		{nil, []string{"mount", "--config=.", "s3://b/p", "m"}, "shoal: configuration file: read .: is a directory\n"},
 		{nil, []string{"config", "nonesuch"}, "shoal: there is no verb \"nonesuch\" (see: shoal --help)\n"},
 		{nil, []string{"config", "version"}, "shoal: shoal version has no settings\n"},
 		{nil, []string{"config", "mount", "--nonesuch"},
