@@ -44,15 +44,15 @@ served, repaired or not, because a daemon verifies what it reads. The directory 
 			if asJSON {
 				err = json.NewEncoder(out).Encode(r)
 			} else {
-				fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"),
+				_, err = fmt.Fprintf(out, "%s, %s, %s, %s\n", human.Count(r.Datasets, "dataset"),
 					human.Count(r.Segments, "segment"), human.Count(r.Records, "record"), human.Bytes(r.Bytes))
 				for _, f := range r.Findings {
-					fmt.Fprintln(out, f)
+					_, err = fmt.Fprintln(out, f)
 				}
 				if r.More > 0 {
-					fmt.Fprintf(out, "and %d more\n", r.More)
+					_, err = fmt.Fprintf(out, "and %d more\n", r.More)
 				} else if r.Damage == 0 {
-					fmt.Fprintln(out, "clean")
+					_, err = fmt.Fprintln(out, "clean")
 				}
 			}
 			switch n := r.Damage; {
@@ -63,7 +63,7 @@ served, repaired or not, because a daemon verifies what it reads. The directory 
 					human.Count(n, "place"))
 			default:
 				return fmt.Errorf("%s: damage in %s (repair it with: shoal fsck %s --repair)",
-					args[0], human.Count(n, "place"), args[0])
+					args[0], human.Count(n, "place"), human.Shell(args[0]))
 			}
 		},
 	}
