@@ -8,6 +8,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shoalfs/shoal/cache/cachedir"
+	"github.com/shoalfs/shoal/cache/objstore"
+	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/doctor"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/machine"
@@ -70,6 +72,9 @@ func runDoctor(c *cobra.Command, o *doctorOptions, source string) (err error) {
 		return err
 	}
 	if source != "" {
+		if _, err = objstore.ParseSource(source); err != nil {
+			return cli.Usage(err)
+		}
 		if opts.Source, err = inv.source(source); err != nil {
 			return err
 		}

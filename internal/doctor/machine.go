@@ -87,7 +87,7 @@ func (p *patient) filesystem(context.Context) (err error) {
 		d.Dir = filepath.Dir(d.Dir) // the root exists
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", d.Dir, err)
+		return fmt.Errorf("%s: %w (give another --cache-dir)", d.Dir, err)
 	}
 	d.Type = int64(uint32(st.Type))
 	d.Room, err = machine.Room(p.CacheDir)
