@@ -388,7 +388,6 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 			"--accelerators, a smaller --batch, or more samples)", human.Count(d.Samples, "sample"),
 			human.Count(p.o.nodes*c.Accelerators, "accelerator"), c.Batch, human.Number(step))
 	}
-	c.Watch = func(int, int, int) bool { return ctx.Err() == nil }
 	explain := func(err error) error {
 		switch {
 		case failed != nil:
@@ -409,12 +408,11 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 		Demand: float64(d.read) / float64(d.Samples) * float64(p.o.nodes*c.Accelerators*c.Batch) / c.Step,
 	}
 	bar := late(p.inv.Voice, "simulating")
-	run := c
-	run.Watch = func(epoch, step, steps int) bool {
+	c.Watch = func(epoch, step, steps int) bool {
 		bar.Set(epoch*steps+step, c.Epochs*steps, "steps")
 		return ctx.Err() == nil
 	}
-	epochs, err := sim.Run(run)
+	epochs, err := sim.Run(c)
 	bar.Done("")
 	if err != nil {
 		return explain(err)

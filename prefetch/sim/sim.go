@@ -132,8 +132,8 @@ type Answers struct {
 	Requests int64 `json:"requests"`
 }
 
-// watchEvery is the number of events between two calls of Watch: some milliseconds.
-const watchEvery = 1 << 14
+// watchEvery is the number of events between two calls of Watch: less than a millisecond, but for huge samples.
+const watchEvery = 1 << 9
 
 // extentLimit is the share of the memory that one extent may take: an eighth is reserved for demand.
 const extentLimit = 8

@@ -150,14 +150,7 @@ func (t *trainer) read(i, pos int) bool {
 	}
 	t.giveBack(w)
 	r := t.s.result(t.epoch)
-	switch w.class {
-	case keepHit:
-		r.KeepHits++
-	case ringHit:
-		r.RingHits++
-	case waited:
-		r.Waits++
-	}
+	*[...]*int64{keepHit: &r.KeepHits, ringHit: &r.RingHits, waited: &r.Waits}[w.class]++
 	t.samples++
 	w.extent, w.class, w.opened = 0, keepHit, false
 	return true
