@@ -63,6 +63,9 @@ then 1. shoal fsck checks the files of the cache themselves.`, verifyCached))
 
 // dirAnd splits the arguments of a verb into the cache directory and n others.
 func dirAnd(c *cobra.Command, dir *string, args []string, n int) (string, []string, error) {
+	if len(args) > n && args[0] == "" { // a variable that is not set
+		return "", nil, cli.Usagef("the CACHE-DIR is empty: give a folder %s", cli.SeeHelp(c))
+	}
 	// An argument overrides a standing setting.
 	if *dir != "" && (given(c, "cache-dir") || len(args) != n+1) {
 		args = append([]string{*dir}, args...)
@@ -204,7 +207,7 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 	}
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(w, "ID\tSOURCE\tFILES\tSIZE\tON DISK\tQUOTA\tSTATE\tLAST USED")
-	for _, e := range entries {
+	for i, e := range entries {
 		var state []string
 		quota, used := "-", "now"
 		if e.Open {
@@ -218,8 +221,7 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 		if e.Quota > 0 {
 			quota = human.Bytes(e.Quota)
 		}
-		source, _, _ := strings.Cut(e.Source, "?")
-		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, source, human.Number(e.Files), human.Bytes(e.Bytes),
+		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, all[i].Plain(), human.Number(e.Files), human.Bytes(e.Bytes),
 			human.Bytes(e.Disk), quota, strings.Join(state, ","), used)
 	}
 	return w.Flush()
@@ -336,6 +338,11 @@ var titles = regexp.MustCompile(
 	`(?s)^(?:(s3://.*)\?endpoint=(\S*)|(\S*))( as csv(?: of (.*?))?)?(?: for ([0-9a-f]{16}))?$`)
 
 func verifyCached(ctx context.Context, h *engine.Host, d cachedir.Info, out io.Writer) (err error) {
+	defer func() {
+		if err != nil && strings.Contains(err.Error(), "--store") { // of which this verb has none
+			err = fmt.Errorf("%w; for that mount it with --store, and run this again meanwhile", err)
+		}
+	}()
 	inv := invocationOf(ctx)
 	e, ok := h.Use(d.ID)
 	if !ok {

@@ -17,6 +17,7 @@ import (
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/machine"
 	"github.com/shoalfs/shoal/prefetch/engine"
 )
@@ -32,7 +33,7 @@ func asMount(m *machine.Mount) daemon.Asked {
 		}
 	}
 	return daemon.Asked{Address: daemon.MountAddress(m.Device), Owner: owner, At: m.Point,
-		Then: "shoal umount " + m.Point}
+		Then: "shoal umount " + human.Shell(m.Point)}
 }
 
 func askMount(ctx context.Context, target string, out io.Writer, args ...string) error {
@@ -47,7 +48,7 @@ func askMount(ctx context.Context, target string, out io.Writer, args ...string)
 	if errors.Is(err, daemon.ErrNobody) {
 		return fmt.Errorf("%s is not a live shoal mount: %w for it here (if it has ended: shoal umount %s; if it "+
 			"runs in another container, ask there, or its --admin or feed address; if it is of an older version: cat "+
-			"%s/.shoal/stats)", target, err, target, target)
+			"%s/.shoal/stats)", target, err, human.Shell(target), human.Shell(target))
 	}
 	return err
 }
@@ -76,12 +77,16 @@ func askNext(ctx context.Context, patience time.Duration, target string, out io.
 }
 
 func notMounted(target string) error {
-	if target == "" { // a variable that is not set
+	switch {
+	case target == "": // a variable that is not set
 		return cli.Usagef("the name of the mount is empty: give its folder")
+	case strings.Contains(target, "://"):
+		return cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the "+
+			"mounts), or a feed's cache directory", target)
 	}
 	return fmt.Errorf(
 		"%s is not a live shoal mount: nothing of Shoal is mounted there (mount it with `shoal mount SOURCE %s`)",
-		target, target)
+		target, human.Shell(target))
 }
 
 // answerFor answers questions about the mount until stop is called.
@@ -132,11 +137,8 @@ func isCache(dir string) bool {
 func oneMount(args []string) (string, error) {
 	switch {
 	case len(args) == 0:
-	case args[0] == "": // which would be the current folder
-		return "", notMounted("")
-	case strings.Contains(args[0], "://"):
-		return "", cli.Usagef("%s is a URL, not a mount point: give the folder (findmnt -t fuse.shoal lists the "+
-			"mounts), or a feed's cache directory", args[0])
+	case args[0] == "" || strings.Contains(args[0], "://"): // which would be in the current folder
+		return "", notMounted(args[0])
 	default:
 		return args[0], nil
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/jpeg"
 	"github.com/shoalfs/shoal/internal/audit"
 	"github.com/shoalfs/shoal/internal/daemon"
+	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/shortcut"
 	"github.com/shoalfs/shoal/prefetch/engine"
 	"github.com/shoalfs/shoal/prefetch/order"
@@ -236,7 +237,7 @@ func attach(ctx context.Context, cacheDir string, args []string, env map[string]
 	err := daemon.Ask(ctx, daemon.OfCache(cacheDir), args, env, out)
 	if errors.Is(err, daemon.ErrNobody) {
 		err = fmt.Errorf("%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what "+
-			"it holds; shoal mount SOURCE MOUNTPOINT --cache-dir %s starts one)", err, cacheDir, cacheDir, cacheDir)
+			"it holds; shoal mount SOURCE MOUNTPOINT --cache-dir %[3]s starts one)", err, cacheDir, human.Shell(cacheDir))
 	}
 	return err
 }

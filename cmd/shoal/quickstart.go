@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,7 +107,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 		fmt.Fprintf(q.out, "credentials  %s\n", q.credentials())
 	}
 	fmt.Fprintf(q.out, "cache        %s, %s free\n", base, human.Bytes(room))
-	fmt.Fprintf(q.out, "FUSE         %s\n\n$ shoal %s\n", how, shellWords(args...))
+	fmt.Fprintf(q.out, "FUSE         %s\n\n$ shoal %s\n", how, human.Shell(args...))
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -121,7 +120,7 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 	switch err := cmd.Run(); {
 	case errors.As(err, &exit):
 		return fmt.Errorf("%s could not be served (see the line above; shoal doctor %s tells more)", source,
-			shellWords(source))
+			human.Shell(source))
 	case err != nil:
 		return err
 	}
@@ -131,13 +130,13 @@ func (q *quickstart) run(ctx context.Context, inv *invocation, source string) (e
 
 // say prints a trainer, and the commands that run it, look at the daemon, end it and remove its files.
 func (q *quickstart) say(source, reached, code string, mounted bool) {
-	words := shellWords(reached)
-	run, end, remove := "python3 train.py", "shoal stop "+words, "rm -r "+shellWords(q.cache)
+	words := human.Shell(reached)
+	run, end, remove := "python3 train.py", "shoal stop "+words, "rm -r "+human.Shell(q.cache)
 	if !slices.Contains(q.made, q.cache) { // it may hold what is others'
-		remove = "shoal cache rm " + shellWords(q.cache, source)
+		remove = "shoal cache rm " + human.Shell(q.cache, source)
 	}
 	if mounted {
-		if end, remove = "shoal umount "+words, remove+" && rmdir "+shellWords(q.at); firstExt(q.at) == ".parquet" {
+		if end, remove = "shoal umount "+words, remove+" && rmdir "+human.Shell(q.at); firstExt(q.at) == ".parquet" {
 			code = parquetCode
 		} else {
 			run = "shoal run -- " + run // which passes the sampler's order on
@@ -151,13 +150,6 @@ func (q *quickstart) say(source, reached, code string, mounted bool) {
 		strings.ReplaceAll(code, "ADDRESS", literal[1:len(literal)-1]), run)
 	fmt.Fprintf(q.out, "Look at it:  shoal stat %[1]s, shoal top %[1]s\nEnd it:      %s\nRemove it:   %s\n",
 		words, end, remove)
-}
-
-var shellChars = regexp.MustCompile(`[^\pL\pN_@%+=:,./\x00-]`)
-
-// shellWords escapes what a shell would change: a space in a folder's name, the braces of shards.
-func shellWords(words ...string) string {
-	return strings.ReplaceAll(shellChars.ReplaceAllString(strings.Join(words, "\x00"), `\$0`), "\x00", " ")
 }
 
 func (q *quickstart) undo() {

@@ -78,8 +78,10 @@ carries how far the bucket is behind.`,
 				return w.run(c, &security)
 			}
 			raw, err := anyStats(c.Context(), target, &security)
-			if err == nil && asJSON {
-				_, err = c.OutOrStdout().Write(raw)
+			if asJSON {
+				if _, err = parseStats[struct{}](raw, err); err == nil {
+					_, err = fmt.Fprintf(c.OutOrStdout(), "%s\n", bytes.TrimSpace(raw))
+				}
 				return err
 			}
 			s, err := parseStats[admin.Snapshot](raw, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/shoalfs/shoal/internal/admin"
 	"github.com/shoalfs/shoal/internal/cli"
+	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/findings"
 	"github.com/shoalfs/shoal/internal/human"
 	"github.com/shoalfs/shoal/internal/pause"
@@ -152,8 +154,12 @@ func fromAdmin(ctx context.Context, base, page string) ([]byte, error) {
 	}
 	transport := &http.Transport{} // without the environment's proxy
 	defer transport.CloseIdleConnections()
+	since := time.Now()
 	resp, err := (&http.Client{Transport: transport}).Do(req)
-	if err != nil {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, daemon.Unanswered(base, since)
+	case err != nil:
 		return nil, fmt.Errorf("%w (%s)", err, remedy)
 	}
 	defer resp.Body.Close()

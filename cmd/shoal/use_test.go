@@ -99,6 +99,7 @@ func TestWrongUse(t *testing.T) {
 		"mount a b --allow-other=1.5":  `--allow-other: "1.5" is neither true nor false (see: shoal mount --help)`,
 		"umount m --wait 5":            `--wait: "5" is not a duration (write 90s, 15m or 4h) (see: shoal umount --help)`,
 		"mount a b --cache-size 10":    `--cache-size: "10" has no unit and would be 10 bytes (write 10GiB, 10MiB, or 10B if you mean it) (see: shoal mount --help)`,
+		"mount a b --memory 0.5":       `--memory: "0.5" has no unit and would be 0.5 bytes (write 0.5GiB, 0.5MiB, or 0.5B if you mean it) (see: shoal mount --help)`,
 		"mount a b --connections 1000": "--connections: give a number from 1 to 512, or auto (see: shoal mount --help)",
 		"cluster frob":                 `there is no verb "frob" (see: shoal cluster --help)`,
 		"warm file:///x --cluster etcd://h/c --cluster-insecure --advertise :7073":        `--advertise ":7073": give HOST:PORT`,
@@ -153,7 +154,7 @@ func TestNeedlessFlags(t *testing.T) {
 func TestOddArguments(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	for _, line := range []string{"plan gopher://x --batch 1 --step-time 1s", "mount gopher://x m", "warm gopher://x",
-		"pack gopher://x d", "unpack gopher://x d", "ckpt d gopher://x"} {
+		"pack gopher://x d", "unpack gopher://x d", "ckpt d gopher://x", "doctor gopher://x"} {
 		if _, err := shoal(t, strings.Fields(line)...); !cli.IsUsage(err) {
 			t.Errorf("%s: %v", line, err)
 		}
@@ -386,16 +387,44 @@ func TestFullOutput(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dest, "step-1", ".metadata"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	config := filepath.Join(dest, "shoal.yaml")
+	if err := os.WriteFile(config, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	ready := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer ready.Close()
 	for _, line := range []string{"version", "python --path", "ckpt latest file://" + dest, "health " + ready.URL,
-		"order sequential --n 1"} {
+		"order sequential --n 1", "config --check " + config} {
 		c := root()
 		c.SetArgs(strings.Fields(line))
 		c.SetOut(full)
 		if err := c.ExecuteContext(t.Context()); !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("shoal %s: %v", line, err)
 		}
+	}
+}
+
+// What an admin address answers is JSON and a line of its own, or an error; one that does not answer says for how long.
+func TestStatOfAnAddress(t *testing.T) {
+	said, over := `{"version": 1}`, make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/readyz" {
+			<-over
+		}
+		_, _ = io.WriteString(w, said)
+	}))
+	defer server.Close()
+	defer close(over)
+	if out, err := shoal(t, "stat", server.URL, "--json"); err != nil || out != said+"\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	said = "<html>"
+	if out, err := shoal(t, "stat", server.URL, "--json"); err == nil || out != "" {
+		t.Errorf("%q, %v", out, err)
+	}
+	_, err := shoal(t, "health", server.URL, "--timeout", "50ms")
+	if err == nil || !strings.Contains(err.Error(), "the daemon of "+server.URL+" does not answer since") {
+		t.Error(err)
 	}
 }
 
@@ -600,7 +629,13 @@ func TestOnly(t *testing.T) {
 			t.Errorf("%s of nothing: %v", verb, err)
 		}
 	}
-	for _, verb := range []string{"umount", "refresh"} {
+	if _, err := shoal(t, "cache", "ls", ""); err == nil || !strings.HasPrefix(err.Error(), "the CACHE-DIR is empty") {
+		t.Errorf("the cache in nothing: %v", err)
+	}
+	if err := notMounted("/a {b}"); !strings.Contains(err.Error(), "`shoal mount SOURCE /a\\ \\{b\\}`") {
+		t.Errorf("a remedy that a shell changes: %v", err)
+	}
+	for _, verb := range []string{"umount", "refresh", "upgrade", "profile"} {
 		if _, err := shoal(t, verb, "s3://photos/train"); err == nil ||
 			!strings.Contains(err.Error(), "s3://photos/train is a URL, not a mount point") {
 			t.Errorf("%s of a URL: %v", verb, err)

@@ -64,7 +64,7 @@ var machineRules = []Rule[*Site]{
 		case len(m.Dead) > 0:
 			return ok("%s: no daemon answers", strings.Join(m.Dead, ", ")).
 				but(Fail, "every access to the folder fails or hangs",
-					"shoal umount --lazy "+m.Dead[0]+", or mount there again")
+					"shoal umount --lazy "+human.Shell(m.Dead[0])+", or mount there again")
 		case m.Private:
 			return ok("no volume of this container passes on what is mounted in it").
 				but(Warn, "the trainer's container would see an empty folder in place of a mount",

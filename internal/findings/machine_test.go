@@ -56,7 +56,7 @@ func TestMachine(t *testing.T) {
 		}, "fuse/device", Fail, "|load the kernel module: modprobe fuse"},
 		{"odd fuse", func(m *Site) { m.Device = unix.EIO }, "fuse/device", Fail, "|dmesg | tail"},
 		{"dead mount", func(m *Site) { m.Live, m.Dead = []string{"/a"}, []string{"/mnt/de ad"} }, "fuse/mounts", Fail,
-			"shoal umount --lazy /mnt/de ad"},
+			`shoal umount --lazy /mnt/de\ ad`},
 		{"mounts stay in the container", func(m *Site) { m.Private = true }, "fuse/mounts", Warn,
 			"|mountPropagation: Bidirectional"},
 		{"live mounts", func(m *Site) { m.Live = []string{"/a", "/b"} }, "fuse/mounts", OK, "2 of"},

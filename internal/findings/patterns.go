@@ -43,7 +43,7 @@ var trainerRules = []Rule[*trainer]{
 			human.Percent(t.forward)+
 				" of the steps from a process's file to its next are forward in the listing's order", "")
 		if !t.ordered() {
-			f = f.gain(t, t.estimate.Cold, "pass the order: shoal mount "+t.trace.Source+
+			f = f.gain(t, t.estimate.Cold, "pass the order: shoal mount "+t.source()+
 				" MOUNTPOINT --order sequential")
 		}
 		if len(t.passes) > 1 {
@@ -90,7 +90,7 @@ var trainerRules = []Rule[*trainer]{
 		return when(t.Opens >= fewest && 2*t.unread >= t.Opens, Warn,
 			"The kernel's page cache serves the reads: nothing to gain from storage",
 			percent(t.unread, t.Opens)+" of the opened files had no read that reached the daemon",
-			"a faster epoch needs faster decoding, or the feed: shoal serve "+t.trace.Source+" (docs/feed.md)")
+			"a faster epoch needs faster decoding, or the feed: shoal serve "+t.source()+" (docs/feed.md)")
 	}},
 	{"behind", func(t *trainer) Finding { // the order is known, but reads wait
 		late := t.Misses + t.Joined
@@ -102,16 +102,16 @@ var trainerRules = []Rule[*trainer]{
 			f = f.gain(t, 0, fmt.Sprintf("a larger cache: --cache-size %dMiB", t.trace.Bytes*21/20>>20+64))
 		}
 		if !t.trace.Packed {
-			f = f.gain(t, 0, "large GETs instead of one a file: shoal pack "+t.trace.Source+" DEST")
+			f = f.gain(t, 0, "large GETs instead of one a file: shoal pack "+t.source()+" DEST")
 		}
-		return f.gain(t, 0, "measure the link, and the best number of connections: shoal doctor "+t.trace.Source)
+		return f.gain(t, 0, "measure the link, and the best number of connections: shoal doctor "+t.source())
 	}},
 	{"not-the-storage", func(t *trainer) Finding { // the trainer, or the loader's own work, is slower than the storage
 		return when(t.trains() && t.Reads >= fewest && t.WaitShare < idleShare, Warn,
 			"The storage is not what the trainer waits for",
 			"reads wait "+human.Percent(t.WaitShare)+" of the loader's time; a worker takes "+seconds(t.estimate.Read)+
 				" for each file to decode, augment, collate, or to wait for the step",
-			"if the accelerator is not the limit: more workers, or the feed: shoal serve "+t.trace.Source)
+			"if the accelerator is not the limit: more workers, or the feed: shoal serve "+t.source())
 	}},
 }
 
@@ -124,7 +124,7 @@ func torchShuffle(t *trainer) (f Finding) {
 		fmt.Sprintf("%.0f bits of evidence; %d of %d ranks read here", s.Bits, s.Last-s.First+1, s.World), "")
 	command, remedy := hint, "pass this order to the mount, or let it infer the order (--order auto): "
 	if s.Spec() != "auto" {
-		command = "shoal mount " + t.trace.Source + " MOUNTPOINT --order " + s.Spec()
+		command = "shoal mount " + t.source() + " MOUNTPOINT --order " + s.Spec()
 	}
 	if t.ordered() {
 		f.Cause += "; the mount follows it already"
@@ -137,6 +137,9 @@ func torchShuffle(t *trainer) (f Finding) {
 }
 
 const hint = `in Python shoal.hint(sampler, mountpoint="MOUNTPOINT"), or write the paths to MOUNTPOINT/.shoal/plan`
+
+// source is the mount's, for a shell.
+func (t *trainer) source() string { return human.Shell(t.trace.Source) }
 
 func percent(n, of int) string { return human.Percent(share(n, of)) }
 
@@ -159,7 +162,7 @@ func (f Finding) fill(t *trainer) Finding {
 		return f
 	}
 	return f.gain(t, t.estimate.Warm, "fill the cache, which may hold "+human.Percent(t.estimate.CacheShare)+
-		" of the dataset, before the first epoch: shoal warm "+t.trace.Source+" --cache-dir DIR")
+		" of the dataset, before the first epoch: shoal warm "+t.source()+" --cache-dir DIR")
 }
 
 const large = 8 << 20 // bytes, from which a file is a container of samples

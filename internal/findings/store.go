@@ -83,7 +83,7 @@ var storeRules = []Rule[*Site]{
 	{"source/listing", func(s *Site) Finding {
 		if s.Objects == 0 {
 			return ok("nothing at %s", s.Source).but(Fail, "there is nothing to mount",
-				"check the prefix and its case: aws s3 ls "+s.Source)
+				"check the prefix and its case: aws s3 ls "+human.Shell(s.Source))
 		}
 		more := ""
 		if !s.Whole {
@@ -96,7 +96,7 @@ var storeRules = []Rule[*Site]{
 			"objects_per_second": each}
 		if s.Endpoint != "" && mean < 256<<10 && s.Objects >= 1000 && !s.Shards {
 			return f.but(OK, "many small objects: each costs a GET; packed into shards they cost a few large GETs",
-				"shoal pack "+s.Source+" DEST, then shoal mount "+s.Source+" MOUNTPOINT --shards DEST")
+				fmt.Sprintf("shoal pack %s DEST, then shoal mount %[1]s MOUNTPOINT --shards DEST", human.Shell(s.Source)))
 		}
 		return f
 	}},
@@ -164,7 +164,7 @@ var storeRules = []Rule[*Site]{
 		store := sim.Store{Bandwidth: best.Bytes, Latency: s.Latency.At(0.5).Seconds(), LatencySigma: s.Latency.Sigma,
 			Connections: knee.Connections}
 		plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %.0fMbit --connections %d "+
-			"--cache-size %dMiB --workload resnet50-h100", s.Source, s.Latency.At(0.5).Round(100*time.Microsecond),
+			"--cache-size %dMiB --workload resnet50-h100", human.Shell(s.Source), s.Latency.At(0.5).Round(100*time.Microsecond),
 			store.LatencySigma, store.Bandwidth*8/1e6, store.Connections, s.Cache>>20)
 		part := ""
 		if !s.Whole {

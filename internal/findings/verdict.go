@@ -253,7 +253,7 @@ var trouble = []Rule[*window]{
 		return when(w.now.Silent >= 5, Fail, "The store does not answer",
 			fmt.Sprintf("%s to the store in flight, and no answer for %.0f s.", human.Count(w.now.InFlight, "request"),
 				w.now.Silent),
-			"Check that the store is up and reachable from here: shoal doctor "+w.now.Source)
+			"Check that the store is up and reachable from here: shoal doctor "+human.Shell(w.now.Source))
 	}},
 	{"budget-spent", func(w *window) Finding {
 		b := w.now.Cost.Budget
@@ -462,7 +462,7 @@ func storeSlow(w *window) Finding {
 		todo = append(todo, "raise --connections, unless it is auto")
 	}
 	if len(todo) == 0 {
-		todo = append(todo, "find the bottleneck with shoal doctor "+s.Source)
+		todo = append(todo, "find the bottleneck with shoal doctor "+human.Shell(s.Source))
 		if part {
 			cause += " " + kept + " of the dataset is kept so far, and will be faster in the next epoch."
 		}

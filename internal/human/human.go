@@ -3,6 +3,7 @@ package human
 
 import (
 	"fmt"
+	"regexp"
 	"strings"
 
 	humanize "github.com/dustin/go-humanize"
@@ -53,4 +54,11 @@ func Fold(text string, width int) (lines []string) {
 		lines = append(lines, line)
 	}
 	return lines
+}
+
+var shellChars = regexp.MustCompile(`[^\pL\pN_@%+=:,./\x00-]`)
+
+// Shell escapes what a shell would change in words: a space in a folder's name, the braces of shards.
+func Shell(words ...string) string {
+	return strings.ReplaceAll(shellChars.ReplaceAllString(strings.Join(words, "\x00"), `\$0`), "\x00", " ")
 }
