@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -263,12 +262,5 @@ func parseMounts(text string) (list []Mount) {
 	return list
 }
 
-// unescape decodes the kernel's \040 for a space, and the like.
-func unescape(text string) string {
-	return escaped.ReplaceAllStringFunc(text, func(e string) string {
-		n, _ := strconv.ParseUint(e[1:], 8, 8)
-		return string([]byte{byte(n)})
-	})
-}
-
-var escaped = regexp.MustCompile(`\\[0-3][0-7]{2}`)
+// unescape undoes what the kernel's mangle escapes (fs/proc_namespace.c).
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\043`, "#", `\134`, `\`).Replace
