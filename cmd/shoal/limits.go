@@ -197,19 +197,13 @@ func (b *bandwidth) String() string {
 }
 
 // words is String for sentences: 10 Gbit/s.
-func (b *bandwidth) words() string {
-	s := b.String()
-	if i := strings.IndexAny(s, "TGMkb"); i > 0 {
-		return s[:i] + " " + s[i:] + "/s"
-	}
-	return s
-}
+func (b *bandwidth) words() string { return inBits.ReplaceAllString(b.String(), "$1 ${2}bit/s") }
 
 // prefixes are those of bits, each a thousand times the one before.
 const prefixes = " kMGT"
 
 // inBits is a number, and a letter of prefixes or none.
-var inBits = regexp.MustCompile(`^(.*?)\s*([tgmk]?)(?:bit|bits?/s|bps)$`)
+var inBits = regexp.MustCompile(`(?i)^(.*?)\s*([tgmk]?)(?:bit|bits?/s|bps)$`)
 
 // maxBandwidth is above any real link.
 const maxBandwidth = 1 << 60

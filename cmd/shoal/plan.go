@@ -419,7 +419,11 @@ func (p *predictor) predict(ctx context.Context, c sim.Config, of func(epoch int
 	}
 	for _, e := range epochs {
 		l := c.Limits(e)
-		r.Epochs = append(r.Epochs, planEpoch{e, l, boundOf(e, l), p.cost(e)})
+		var cost *engine.Cost
+		if prices := p.o.asked.Prices; !prices.IsZero() {
+			cost = new(engine.CostOf(objstore.Requests{Get: e.Requests, Received: e.Bytes}, prices))
+		}
+		r.Epochs = append(r.Epochs, planEpoch{e, l, boundOf(e, l), cost})
 	}
 	if p.o.utilisation > 0 {
 		t, err := p.target(c, d.Bytes/int64(p.o.nodes))
@@ -453,14 +457,6 @@ func (p *predictor) target(c sim.Config, total int64) (*planTarget, error) {
 		t.Bandwidth = &rate
 	}
 	return t, err
-}
-
-// cost returns the cost of an epoch's requests; nil without prices.
-func (p *predictor) cost(e sim.Epoch) *engine.Cost {
-	if p.o.asked.Prices.IsZero() {
-		return nil
-	}
-	return new(engine.CostOf(objstore.Requests{Get: e.Requests, Received: e.Bytes}, p.o.asked.Prices))
 }
 
 // late returns a step that is shown after a second, if it has not ended. Done may be called again.

@@ -91,7 +91,8 @@ func addSettings(root *cobra.Command) {
 	settings.CommandLineOnly(f.Lookup(standingFlag))
 	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
 		if passedOn(c) {
-			return settings.Standing(c, strings.Split(c.Flags().Lookup(standingFlag).Value.String(), ","))
+			return settings.Standing(c, strings.FieldsFunc(c.Flags().Lookup(standingFlag).Value.String(),
+				func(r rune) bool { return r == ',' }))
 		}
 		if len(settings.Flags(c)) == 0 {
 			return nil

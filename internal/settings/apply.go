@@ -177,9 +177,6 @@ func Args(c *cobra.Command) (args, standing []string) {
 // Standing marks flags on a command line made by [Args] as not given by the user.
 func Standing(c *cobra.Command, names []string) error {
 	for _, name := range names {
-		if name == "" {
-			continue
-		}
 		f := c.Flags().Lookup(name)
 		if f == nil {
 			return fmt.Errorf("%s has no --%s", c.CommandPath(), name)

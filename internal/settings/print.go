@@ -1,7 +1,6 @@
 package settings
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -78,17 +77,11 @@ func Redact(text string) string {
 // with the same help, then those of each verb.
 func (s *Schema) WriteExample(out io.Writer) error {
 	lines, uses := map[*pflag.Flag]string{}, map[string][]*pflag.Flag{}
-	var failure error
 	Walk(s.Root, func(c *cobra.Command) {
 		for _, f := range ownFlags(c) {
-			line, err := yamlLine(s.setting(f))
-			failure = cmp.Or(failure, err)
-			lines[f], uses[f.Name] = line, append(uses[f.Name], f)
+			lines[f], uses[f.Name] = yamlLine(s.setting(f)), append(uses[f.Name], f)
 		}
 	})
-	if failure != nil {
-		return failure
-	}
 	// Not if the defaults differ, of which it would change some; nor if a verb has the name, or has lost it.
 	common := map[string]*pflag.Flag{}
 	for name, list := range uses {
@@ -150,7 +143,7 @@ func ownFlags(c *cobra.Command) []*pflag.Flag {
 }
 
 // yamlLine returns NAME: VALUE.
-func yamlLine(row Setting) (string, error) {
+func yamlLine(row Setting) string {
 	value := scalarNode(row.Value)
 	if row.List != nil {
 		value = &yaml.Node{Kind: yaml.SequenceNode, Style: yaml.FlowStyle}
@@ -158,8 +151,8 @@ func yamlLine(row Setting) (string, error) {
 			value.Content = append(value.Content, scalarNode(text))
 		}
 	}
-	b, err := yaml.Marshal(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{scalarNode(row.Name), value}})
-	return strings.TrimSuffix(string(b), "\n"), err
+	b, _ := yaml.Marshal(&yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{scalarNode(row.Name), value}})
+	return strings.TrimSuffix(string(b), "\n")
 }
 
 // scalarNode returns text as a person would write it: a number without quotes.
