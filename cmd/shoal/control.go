@@ -26,12 +26,8 @@ import (
 const mostAsking = 64
 
 func asMount(m *machine.Mount) daemon.Asked {
-	owner := ""
-	for option := range strings.SplitSeq(m.Super, ",") {
-		if id, ok := strings.CutPrefix(option, "user_id="); ok {
-			owner = id
-		}
-	}
+	_, owner, _ := strings.Cut(","+m.Super, ",user_id=")
+	owner, _, _ = strings.Cut(owner, ",")
 	return daemon.Asked{Address: daemon.MountAddress(m.Device), Owner: owner, At: m.Point,
 		Then: "shoal umount " + human.Shell(m.Point)}
 }

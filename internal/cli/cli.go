@@ -36,14 +36,12 @@ func IsUsage(err error) bool { return Code(err) == wrongUse }
 
 // Code returns the exit code of a program that ends with err.
 func Code(err error) int {
-	var own coded
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &own):
+	if own, ok := errors.AsType[coded](err); ok {
 		return own.code
+	} else if err != nil {
+		return 1
 	}
-	return 1
+	return 0
 }
 
 type coded struct {

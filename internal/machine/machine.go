@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -32,12 +33,7 @@ type Memory struct {
 }
 
 // Most returns Limit, or Total without a limit.
-func (m Memory) Most() int64 {
-	if m.Limit > 0 {
-		return m.Limit
-	}
-	return m.Total
-}
+func (m Memory) Most() int64 { return cmp.Or(m.Limit, m.Total) }
 
 // ReadMemory reads the current values. Limits can change while a container runs.
 func ReadMemory() Memory { return readMemory("/") }
