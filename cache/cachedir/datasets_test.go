@@ -20,8 +20,11 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for text, want := range map[string]string{"s3://photos/what": "s3://photos/what/", "s3://photos/what?": "s3://photos/what?/",
-		"s3://photos/what?/": "s3://photos/what?/", "s3://photos/a?endpoint=x": "s3://photos/a?endpoint=x/", "s3://photos/a": ""} {
+	for text, want := range map[string]string{
+		"s3://photos/what": "s3://photos/what/", "s3://photos/what?": "s3://photos/what?/",
+		"s3://photos/what?/": "s3://photos/what?/", "s3://photos/a?endpoint=x": "s3://photos/a?endpoint=x/",
+		"s3://photos/a": "",
+	} {
 		if i, err := d.Find(text); i.Plain() != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q, %v", text, i.Plain(), err)
 		}

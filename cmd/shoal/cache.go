@@ -221,8 +221,8 @@ func listCache(h *engine.Host, out io.Writer, asJSON bool) error {
 		if e.Quota > 0 {
 			quota = human.Bytes(e.Quota)
 		}
-		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, all[i].Plain(), human.Number(e.Files), human.Bytes(e.Bytes),
-			human.Bytes(e.Disk), quota, strings.Join(state, ","), used)
+		fmt.Fprintf(w, "%.8s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", e.ID, all[i].Plain(), human.Number(e.Files),
+			human.Bytes(e.Bytes), human.Bytes(e.Disk), quota, strings.Join(state, ","), used)
 	}
 	return w.Flush()
 }

@@ -237,7 +237,8 @@ func attach(ctx context.Context, cacheDir string, args []string, env map[string]
 	err := daemon.Ask(ctx, daemon.OfCache(cacheDir), args, env, out)
 	if errors.Is(err, daemon.ErrNobody) {
 		err = fmt.Errorf("%w at the cache directory %s: there is none to stop or to ask (shoal cache ls %s shows what "+
-			"it holds; shoal mount SOURCE MOUNTPOINT --cache-dir %[3]s starts one)", err, cacheDir, human.Shell(cacheDir))
+			"it holds; shoal mount SOURCE MOUNTPOINT --cache-dir %[3]s starts one)", err, cacheDir,
+			human.Shell(cacheDir))
 	}
 	return err
 }

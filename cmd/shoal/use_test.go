@@ -95,11 +95,12 @@ func TestWrongUse(t *testing.T) {
 		"feed a --epochs one":     `--epochs: "one" is not a number (see: shoal feed --help)`,
 		"mount a b --epoch 3": "--epoch was removed: write it into the order, such as --order " +
 			"torch:seed=7,epoch=3",
-		"mount a b --daemon=perhaps":   `--daemon: "perhaps": give true, false or supervised (see: shoal mount --help)`,
-		"mount a b --allow-other=1.5":  `--allow-other: "1.5" is neither true nor false (see: shoal mount --help)`,
-		"umount m --wait 5":            `--wait: "5" is not a duration (write 90s, 15m or 4h) (see: shoal umount --help)`,
-		"mount a b --cache-size 10":    `--cache-size: "10" has no unit and would be 10 bytes (write 10GiB, 10MiB, or 10B if you mean it) (see: shoal mount --help)`,
-		"mount a b --memory 0.5":       `--memory: "0.5" has no unit and would be 0.5 bytes (write 0.5GiB, 0.5MiB, or 0.5B if you mean it) (see: shoal mount --help)`,
+		"mount a b --daemon=perhaps":  `--daemon: "perhaps": give true, false or supervised (see: shoal mount --help)`,
+		"mount a b --allow-other=1.5": `--allow-other: "1.5" is neither true nor false (see: shoal mount --help)`,
+		"umount m --wait 5":           `--wait: "5" is not a duration (write 90s, 15m or 4h) (see: shoal umount --help)`,
+		"mount a b --cache-size 10":   `--cache-size: "10" has no unit and would be 10 bytes (write 10GiB, 10MiB, or 10B if you mean it) (see: shoal mount --help)`,
+		"mount a b --memory 0.5": `--memory: "0.5" has no unit and would be 0.5 bytes ` +
+			"(write 0.5GiB, 0.5MiB, or 0.5B if you mean it) (see: shoal mount --help)",
 		"mount a b --connections 1000": "--connections: give a number from 1 to 512, or auto (see: shoal mount --help)",
 		"cluster frob":                 `there is no verb "frob" (see: shoal cluster --help)`,
 		"warm file:///x --cluster etcd://h/c --cluster-insecure --advertise :7073":        `--advertise ":7073": give HOST:PORT`,

@@ -96,7 +96,8 @@ var storeRules = []Rule[*Site]{
 			"objects_per_second": each}
 		if s.Endpoint != "" && mean < 256<<10 && s.Objects >= 1000 && !s.Shards {
 			return f.but(OK, "many small objects: each costs a GET; packed into shards they cost a few large GETs",
-				fmt.Sprintf("shoal pack %s DEST, then shoal mount %[1]s MOUNTPOINT --shards DEST", human.Shell(s.Source)))
+				fmt.Sprintf("shoal pack %s DEST, then shoal mount %[1]s MOUNTPOINT --shards DEST",
+					human.Shell(s.Source)))
 		}
 		return f
 	}},
@@ -164,8 +165,9 @@ var storeRules = []Rule[*Site]{
 		store := sim.Store{Bandwidth: best.Bytes, Latency: s.Latency.At(0.5).Seconds(), LatencySigma: s.Latency.Sigma,
 			Connections: knee.Connections}
 		plan := fmt.Sprintf("shoal plan %s --latency %s --latency-sigma %.2f --bandwidth %.0fMbit --connections %d "+
-			"--cache-size %dMiB --workload resnet50-h100", human.Shell(s.Source), s.Latency.At(0.5).Round(100*time.Microsecond),
-			store.LatencySigma, store.Bandwidth*8/1e6, store.Connections, s.Cache>>20)
+			"--cache-size %dMiB --workload resnet50-h100", human.Shell(s.Source),
+			s.Latency.At(0.5).Round(100*time.Microsecond), store.LatencySigma, store.Bandwidth*8/1e6,
+			store.Connections, s.Cache>>20)
 		part := ""
 		if !s.Whole {
 			part = " of the part that was listed"
