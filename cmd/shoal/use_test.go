@@ -33,6 +33,7 @@ import (
 	"github.com/shoalfs/shoal/internal/cli"
 	"github.com/shoalfs/shoal/internal/daemon"
 	"github.com/shoalfs/shoal/internal/human"
+	"github.com/shoalfs/shoal/internal/progress"
 	"github.com/shoalfs/shoal/lab/rig/hostile"
 	"github.com/shoalfs/shoal/loader"
 	"github.com/shoalfs/shoal/prefetch/engine"
@@ -728,6 +729,10 @@ func TestTopFitsTheTerminal(t *testing.T) {
 	if err := pty.Setsize(tty, &pty.Winsize{Rows: 24, Cols: 80}); err != nil {
 		t.Fatal(err)
 	}
+	if t.Setenv("TERM", "dumb"); progress.Terminal(tty) {
+		t.Error("a dumb terminal would show the commands")
+	}
+	t.Setenv("TERM", "xterm")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var c cobra.Command

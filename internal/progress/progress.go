@@ -32,13 +32,13 @@ type Printer struct {
 
 // New returns a printer. It draws bars if w is a terminal.
 func New(w io.Writer) *Printer {
-	return &Printer{w: w, now: time.Now, tty: Terminal(w) && os.Getenv("TERM") != "dumb"}
+	return &Printer{w: w, now: time.Now, tty: Terminal(w)}
 }
 
-// Terminal reports whether a reader or writer is a terminal.
-func Terminal(of any) bool {
-	f, ok := of.(*os.File)
-	if !ok {
+// Terminal reports whether a writer is a terminal that takes commands.
+func Terminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok || os.Getenv("TERM") == "dumb" {
 		return false
 	}
 	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
