@@ -121,10 +121,11 @@ func (s *Rows) addMDS(ix string, sh *mdsShard, there map[string]objstore.Object)
 		err = fmt.Errorf("%s says that %s has %d bytes, but it has %d", ix, key, sh.Raw.Bytes, o.Size)
 	}
 	there[key] = objstore.Object{}
+	stem, twin := s.stem(key, mdsSuffix)
 	n := sh.Samples
 	return s.add(o, func(ctx context.Context, o objstore.Object, emit func(Member) bool) (string, error) {
-		return "the columns " + strings.Join(c.names, ", "), s.samples(ctx, o, c, n, emit)
-	}, err)
+		return "the columns " + strings.Join(c.names, ", "), s.samples(ctx, o, stem, c, n, emit)
+	}, cmp.Or(err, twin))
 }
 
 // columns checks the columns' encodings and lengths.
@@ -204,7 +205,8 @@ func Suffixes(column string) string {
 }
 
 // samples finds the columns of all n samples of a shard. It holds some MiB.
-func (s *Rows) samples(ctx context.Context, o objstore.Object, c *mdsColumns, n int64, emit func(Member) bool) error {
+func (s *Rows) samples(ctx context.Context, o objstore.Object, stem string, c *mdsColumns, n int64,
+	emit func(Member) bool) error {
 	if o.Size < 8 || n > (o.Size-8)/4 {
 		return corrupt("its index says that it has %d samples, which do not fit into %d bytes", n, o.Size)
 	}
@@ -218,8 +220,6 @@ func (s *Rows) samples(ctx context.Context, o objstore.Object, c *mdsColumns, n 
 	if err != nil || begin < 8+4*n {
 		return cmp.Or(err, corrupt("sample 0 begins at byte %d, within the %d bytes of offsets", begin, 8+4*n))
 	}
-	dir, base := path.Split(strings.TrimPrefix(o.Key, s.prefix))
-	stem := dir + strings.ReplaceAll(strings.TrimSuffix(base, mdsSuffix), ".", "_")
 	heads := newAhead(ctx, s.r, o)
 	defer heads.close()
 	for i := range n {

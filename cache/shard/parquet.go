@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"path"
 	"slices"
 	"sort"
 	"strings"
@@ -35,8 +34,16 @@ const (
 	mostChunks   = 8
 )
 
+func (s *Rows) addParquet(o objstore.Object) error {
+	stem, err := s.stem(o.Key, parquetSuffix)
+	return s.add(o, func(ctx context.Context, shown objstore.Object, emit func(Member) bool) (string, error) {
+		return s.rowGroups(ctx, shown, stem, emit)
+	}, err)
+}
+
 // rowGroups finds the columns of the rows of a file.
-func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(Member) bool) (string, error) {
+func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, stem string, emit func(Member) bool) (
+	string, error) {
 	o, err := untagged(parquetTag, shown)
 	if err != nil {
 		return "", err
@@ -70,8 +77,6 @@ func (s *Rows) rowGroups(ctx context.Context, shown objstore.Object, emit func(M
 		}
 	}
 	slices.Sort(kinds)
-	dir, base := path.Split(strings.TrimPrefix(o.Key, s.prefix))
-	stem := dir + strings.ReplaceAll(base[:len(base)-len(parquetSuffix)], ".", "_")
 	if !s.before(shown, emit) {
 		err = f.members(ctx, s.r, stem, emit)
 	}

@@ -34,6 +34,27 @@ func inColumn(t testing.TB, values ...string) []byte {
 	}, parquet.WithCompression(compress.Codecs.Zstd))
 }
 
+// No two files' rows have the same names, and a dataset without a value is no missing one.
+func TestParquetTwins(t *testing.T) {
+	mem := memstore.New()
+	for _, key := range []string{"p/a.b.parquet", "p/a_b.PARQUET"} { // the same bytes, which would become one file
+		mem.PutBytes(key, inColumn(t, "x"))
+	}
+	if _, _, err := readRows(t, mem, "p/", OpenOptions{}); err == nil || !strings.Contains(err.Error(),
+		"p/a_b.PARQUET: its samples have the names of those in p/a.b.parquet: rename") {
+		t.Error(err)
+	}
+	if files, bad, err := readRows(t, mem, "p/", OpenOptions{SkipBad: true}); err != nil || len(bad) != 1 ||
+		len(files) != 1 {
+		t.Errorf("%v, %d bad, %v", err, len(bad), files)
+	}
+	mem.PutBytes("q/a.parquet", inColumn(t))
+	if _, _, err := readRows(t, mem, "q/", OpenOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "no sample in q/a.parquet") {
+		t.Error(err)
+	}
+}
+
 // TestParquetThatLies has an error that names the file for each lie. With SkipBad that file is left out.
 func TestParquetThatLies(t *testing.T) {
 	at := func(from int, with ...byte) func(b []byte) []byte { // from the end if below 0

@@ -72,11 +72,26 @@ type Rows struct {
 	o      OpenOptions
 
 	objects []objstore.Object
-	finders []finder // of each object
+	finders []finder          // of each object
+	stems   map[string]string // and the object's key
 }
 
 // finder finds an object's samples: their Path, Size and Off. It returns what all of a dataset must have in common.
 type finder func(ctx context.Context, o objstore.Object, emit func(Member) bool) (kind string, err error)
+
+// stem returns what the names of an object's samples begin with. It fails if those of another one do, too.
+func (s *Rows) stem(key, suffix string) (stem string, err error) {
+	dir, base := path.Split(strings.TrimPrefix(key, s.prefix))
+	if strings.EqualFold(path.Ext(base), suffix) {
+		base = base[:len(base)-len(suffix)]
+	}
+	stem = dir + strings.ReplaceAll(base, ".", "_")
+	if other, ok := s.stems[stem]; ok {
+		err = fmt.Errorf("%s: its samples have the names of those in %s: rename one of the two", key, other)
+	}
+	s.stems[stem] = key
+	return stem, err
+}
 
 // add adds an object, which is bad if err is not nil.
 func (s *Rows) add(o objstore.Object, f finder, err error) error {
@@ -89,7 +104,8 @@ func (s *Rows) Objects() []objstore.Object { return s.objects }
 
 // OpenRows lists the objects, and reads the indexes of MDS. It ignores other objects.
 func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o OpenOptions) (*Rows, error) {
-	s := &Rows{r: r, prefix: src.Prefix, o: o, badShards: badShards{o.SkipBad, map[int]error{}}}
+	s := &Rows{r: r, prefix: src.Prefix, o: o, badShards: badShards{o.SkipBad, map[int]error{}},
+		stems: map[string]string{}}
 	there := map[string]objstore.Object{} // by key: .bin and .mds
 	var tables, indexes, mds, parquets []objstore.Object
 	shards := false
@@ -128,7 +144,7 @@ func OpenRows(ctx context.Context, r objstore.Reader, src objstore.Source, o Ope
 	case len(mds):
 		open = func(o objstore.Object) error { return s.openMDS(ctx, o, there) }
 	case len(parquets):
-		open = func(o objstore.Object) error { return s.add(o, s.rowGroups, nil) }
+		open = s.addParquet
 	default:
 		return nil, fmt.Errorf("%s contains %s and %s: name a prefix with one kind of samples",
 			src, named[0].Key, named[len(named)-1].Key)
@@ -152,7 +168,7 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 	return func(yield func(Member, error) bool) {
 		kinds := make([]string, len(s.objects))
 		missing := maps.Clone(s.bad) // for the goroutines below
-		first := -1                  // that is not bad
+		first, some := -1, false     // that is not bad; and whether there was a sample
 		done := inTurn(ctx, len(s.objects), rowsObjects, rowsBuffer,
 			func(ctx context.Context, i int, put func(found) bool) {
 				o, err := s.objects[i], missing[i]
@@ -177,6 +193,7 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 					if err = f.err; err == nil && !yield(f.m, nil) {
 						return false
 					}
+					some = some || err == nil
 				}
 				if ctx.Err() != nil {
 					yield(Member{}, context.Cause(ctx))
@@ -194,7 +211,12 @@ func (s *Rows) Members(ctx context.Context) iter.Seq2[Member, error] {
 				}
 				return err == nil
 			})
-		if err := s.all(len(s.objects)); done && err != nil {
+		err := s.all(len(s.objects))
+		if err == nil && !some {
+			err = fmt.Errorf("there is no sample in %s, nor in any other object: all rows are null, or there are none",
+				s.objects[0].Key)
+		}
+		if done && err != nil {
 			yield(Member{}, err)
 		}
 	}
