@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/subproc"
 	"github.com/shoalfs/shoal/lab/rig/uringswitch"
 )
@@ -205,16 +204,16 @@ func TestControlWhileTheDiskHangs(t *testing.T) {
 	t.Parallel()
 	disk := badDisk(t)
 	c := newControlled(t, filepath.Join(disk.Dir, "cache"), "dev")
-	hang := func(ops ...faultdisk.Op) {
-		var rules []faultdisk.Rule
+	hang := func(ops ...faultOp) {
+		var rules []faultRule
 		for _, op := range ops {
-			rules = append(rules, faultdisk.Rule{Op: op, Path: "cache", Hang: true})
+			rules = append(rules, faultRule{Op: op, Path: "cache", Hang: true})
 		}
-		if err := disk.Set(context.Background(), faultdisk.Settings{Rules: rules}); err != nil {
+		if err := disk.Set(context.Background(), faultSettings{Rules: rules}); err != nil {
 			t.Error(err)
 		}
 	}
-	hang(faultdisk.Any)
+	hang(faultAny)
 	t.Cleanup(func() { hang() })
 	for _, verb := range [][]string{{"health", c.mnt, c.feed}, {"stat", c.mnt}, {"stat", c.feed},
 		{"order", "sequential", "--mount", c.mnt}, {"top", c.mnt, "--once"}} {
@@ -223,7 +222,7 @@ func TestControlWhileTheDiskHangs(t *testing.T) {
 		}
 	}
 	// These need the disk, and may wait for it; but they say so. Names are in the kernel's memory, as on a real disk.
-	hang(faultdisk.Read, faultdisk.Write, faultdisk.Sync, faultdisk.Make)
+	hang(faultRead, faultWrite, faultSync, faultMake)
 	for _, verb := range [][]string{{"cache", "ls", c.cache}, {"stat", c.cache}, {"refresh", c.cache},
 		{"warm", c.source, "--cache-dir", c.cache}} {
 		cmd := exec.Command(shoalBin, verb...)

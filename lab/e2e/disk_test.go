@@ -14,7 +14,6 @@ import (
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -39,22 +38,22 @@ func TestDiskTrouble(t *testing.T) {
 	const most = 5 * time.Second // "no stall beyond a few seconds"
 	for _, c := range []struct {
 		name     string
-		settings faultdisk.Settings
+		settings faultSettings
 		hangs    bool
 		reads    bool // strikes what is read: the readers begin with all on disk
 	}{
-		{"ENOSPC", faultdisk.Settings{
-			Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Errno: "ENOSPC"}}}, false, false},
-		{"EIO on writes", faultdisk.Settings{
-			Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}}}, false, false},
-		{"EIO on fsync", faultdisk.Settings{
-			Rules: []faultdisk.Rule{{Op: faultdisk.Sync, Path: "cache/segments", Errno: "EIO"},
-				{Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}}}, false, false},
-		{"EIO on reads", faultdisk.Settings{
-			Rules: []faultdisk.Rule{{Op: faultdisk.Read, Path: "cache/segments", Errno: "EIO"}}}, false, true},
-		{"hangs on writes", faultdisk.Settings{Rules: []faultdisk.Rule{{Path: "cache/segments", Hang: true}}},
+		{"ENOSPC", faultSettings{
+			Rules: []faultRule{{Op: faultWrite, Path: "cache/segments", Errno: "ENOSPC"}}}, false, false},
+		{"EIO on writes", faultSettings{
+			Rules: []faultRule{{Op: faultWrite, Path: "cache/segments", Errno: "EIO"}}}, false, false},
+		{"EIO on fsync", faultSettings{
+			Rules: []faultRule{{Op: faultSync, Path: "cache/segments", Errno: "EIO"},
+				{Op: faultWrite, Path: "cache/segments", Errno: "EIO"}}}, false, false},
+		{"EIO on reads", faultSettings{
+			Rules: []faultRule{{Op: faultRead, Path: "cache/segments", Errno: "EIO"}}}, false, true},
+		{"hangs on writes", faultSettings{Rules: []faultRule{{Path: "cache/segments", Hang: true}}},
 			true, false},
-		{"hangs on reads", faultdisk.Settings{Rules: []faultdisk.Rule{{Path: "cache/segments", Hang: true}}},
+		{"hangs on reads", faultSettings{Rules: []faultRule{{Path: "cache/segments", Hang: true}}},
 			true, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -67,7 +66,7 @@ func TestDiskTrouble(t *testing.T) {
 			mnt := mount(t, env, source, "--cache-dir", cache, "--order", "none", "--kernel-cache", "off",
 				"--memory", "160MiB")
 			// Before the disk is let go: a daemon that waits for it cannot end.
-			t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) })
+			t.Cleanup(func() { _ = disk.Set(t.Context(), faultSettings{}) })
 			pid := readStats(t, mnt).PID
 			// What is read while the disk is away may stay in memory; the last files are for after it.
 			later := paths[200:]
@@ -103,7 +102,7 @@ func TestDiskTrouble(t *testing.T) {
 			if c.hangs && d.Hanging == 0 {
 				t.Errorf("nothing hangs: %+v", d)
 			}
-			if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
+			if err := disk.Set(t.Context(), faultSettings{}); err != nil {
 				t.Fatal(err)
 			}
 			within(t, patience, "the disk is taken back", func() bool { return !readStats(t, mnt).Disk.OutOfUse })
@@ -289,7 +288,7 @@ func TestDiskFillsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := diskUsage(t, cache)
-	if err := disk.Set(t.Context(), faultdisk.Settings{Capacity: used + 4<<20}); err != nil {
+	if err := disk.Set(t.Context(), faultSettings{Capacity: used + 4<<20}); err != nil {
 		t.Fatal(err)
 	}
 	known := paths[:200] // the others are for after it
@@ -301,7 +300,7 @@ func TestDiskFillsUp(t *testing.T) {
 	if now, err := disk.Stats(t.Context()); err != nil || now.Failed == d.Failed {
 		t.Errorf("no write failed: %+v, %v", now, err)
 	}
-	if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
+	if err := disk.Set(t.Context(), faultSettings{}); err != nil {
 		t.Fatal(err)
 	}
 	within(t, patience, "the disk is taken back", func() bool { return !readStats(t, mnt).Disk.OutOfUse })
@@ -356,12 +355,12 @@ func TestReadOnlyDisk(t *testing.T) {
 	disk := badDisk(t)
 	cache := filepath.Join(disk.Dir, "cache")
 	mnt := mount(t, env, source, "--cache-dir", cache, "--order", "none", "--memory", "160MiB")
-	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) })
+	t.Cleanup(func() { _ = disk.Set(t.Context(), faultSettings{}) })
 	readAll(t, mnt, dir, paths[:4])
 	waitKept(t, mnt, 4)
 	err := disk.Set(t.Context(),
-		faultdisk.Settings{Rules: []faultdisk.Rule{{Op: faultdisk.Make, Path: "cache", Errno: "EROFS"},
-			{Op: faultdisk.Write, Path: "cache", Errno: "EROFS"}}})
+		faultSettings{Rules: []faultRule{{Op: faultMake, Path: "cache", Errno: "EROFS"},
+			{Op: faultWrite, Path: "cache", Errno: "EROFS"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/audit"
-	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
@@ -334,10 +333,10 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	cache, mnt := filepath.Join(disk.Dir, "cache"), t.TempDir()
 	flags := []string{"mount", source, mnt, "--cache-dir", cache, "--kernel-cache", "off", "--order", "none"}
 	d := inForeground(t, drains(env, "100ms"), flags...)
-	t.Cleanup(func() { _ = disk.Set(t.Context(), faultdisk.Settings{}) }) // before the daemon is waited for
+	t.Cleanup(func() { _ = disk.Set(t.Context(), faultSettings{}) }) // before the daemon is waited for
 	healthy(t, mnt)
-	slow := faultdisk.Settings{
-		Rules: []faultdisk.Rule{{Op: faultdisk.Write, Path: "cache/segments", Delay: time.Second}}}
+	slow := faultSettings{
+		Rules: []faultRule{{Op: faultWrite, Path: "cache/segments", Delay: time.Second}}}
 	if err := disk.Set(t.Context(), slow); err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +347,7 @@ func TestDrainOnASlowDisk(t *testing.T) {
 	if mounted(mnt) {
 		t.Error("still mounted")
 	}
-	if err := disk.Set(t.Context(), faultdisk.Settings{}); err != nil {
+	if err := disk.Set(t.Context(), faultSettings{}); err != nil {
 		t.Fatal(err)
 	}
 	d = inForeground(t, env, flags...) // which cuts a torn tail

@@ -19,7 +19,6 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
-	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/proxy"
 )
 
@@ -31,7 +30,7 @@ type world struct {
 	source string
 	bucket string
 	client *minio.Client
-	disk   *faultdisk.Disk
+	disk   *faultDisk
 	cache  string
 	mnt    string
 
@@ -233,12 +232,12 @@ func (w *world) trouble() {
 		w.heal()
 		return
 	}
-	rules := [][]faultdisk.Rule{
-		{{Op: faultdisk.Write, Path: "cache/segments", Errno: "ENOSPC"}},
-		{{Op: faultdisk.Write, Path: "cache/segments", Errno: "EIO"}},
-		{{Op: faultdisk.Read, Path: "cache/segments", Errno: "EIO"}},
+	rules := [][]faultRule{
+		{{Op: faultWrite, Path: "cache/segments", Errno: "ENOSPC"}},
+		{{Op: faultWrite, Path: "cache/segments", Errno: "EIO"}},
+		{{Op: faultRead, Path: "cache/segments", Errno: "EIO"}},
 	}
-	if err := w.disk.Set(w.Context(), faultdisk.Settings{Rules: rules[w.rnd.IntN(len(rules))]}); err != nil {
+	if err := w.disk.Set(w.Context(), faultSettings{Rules: rules[w.rnd.IntN(len(rules))]}); err != nil {
 		w.Fatal(err)
 	}
 	w.sick = true
@@ -247,7 +246,7 @@ func (w *world) trouble() {
 }
 
 func (w *world) heal() {
-	if err := w.disk.Set(w.Context(), faultdisk.Settings{}); err != nil {
+	if err := w.disk.Set(w.Context(), faultSettings{}); err != nil {
 		w.Fatal(err)
 	}
 	w.sick = false

@@ -19,7 +19,6 @@ import (
 	"github.com/minio/minio-go/v7"
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/lab/rig/faultdisk"
 	"github.com/shoalfs/shoal/lab/rig/s3server"
 )
 
@@ -42,9 +41,9 @@ func program(t testing.TB, once *sync.Once, name, pkg string, flags ...string) s
 var killOnce sync.Once
 
 // badDisk mounts a disk that breaks on request.
-func badDisk(t testing.TB) *faultdisk.Disk {
+func badDisk(t testing.TB) *faultDisk {
 	t.Helper()
-	d, err := faultdisk.Spawn(context.Background(), []string{os.Args[0], "faultdisk"}, t.TempDir(), t.TempDir())
+	d, err := spawnFaultDisk(context.Background(), t.TempDir(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

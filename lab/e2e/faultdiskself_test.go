@@ -1,10 +1,9 @@
-package faultdisk
+package e2e
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,34 +12,18 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
 
-// TestMain lets this test binary be the disk's process, and looks for leaks.
-func TestMain(m *testing.M) {
-	if os.Getenv("SHOAL_TEST_FAULTDISK") != "" {
-		if err := Main(os.Args[1:]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	goleak.VerifyTestMain(m)
-}
-
-func spawn(t *testing.T) (d *Disk, backing string) {
+func spawnedFaultDisk(t *testing.T) (d *faultDisk, backing string) {
 	t.Helper()
-	t.Setenv("SHOAL_TEST_FAULTDISK", "1")
-	t.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	backing, dir := t.TempDir(), t.TempDir()
-	d, err := Spawn(t.Context(), []string{os.Args[0]}, backing, dir)
+	d, err := spawnFaultDisk(t.Context(), backing, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		d.Stop()
-		http.DefaultClient.CloseIdleConnections()
 		if b, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(b), dir) {
 			t.Errorf("still mounted, %v", err)
 		}
@@ -48,15 +31,15 @@ func spawn(t *testing.T) (d *Disk, backing string) {
 	return d, backing
 }
 
-func set(t *testing.T, d *Disk, s Settings) {
+func setFaults(t *testing.T, d *faultDisk, s faultSettings) {
 	t.Helper()
 	if err := d.Set(t.Context(), s); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func TestErrors(t *testing.T) {
-	d, _ := spawn(t)
+func TestFaultDiskErrors(t *testing.T) {
+	d, _ := spawnedFaultDisk(t)
 	for _, dir := range []string{"segments", "segments2"} {
 		if err := os.Mkdir(filepath.Join(d.Dir, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -83,19 +66,19 @@ func TestErrors(t *testing.T) {
 		},
 	}
 	for _, c := range []struct {
-		rule  Rule
+		rule  faultRule
 		fails string // the one of do
 		with  error
 	}{
-		{Rule{Op: Read, Path: "segments", Errno: "EIO"}, "read", syscall.EIO},
-		{Rule{Op: Write, Path: "segments", Errno: "ENOSPC"}, "write", syscall.ENOSPC},
-		{Rule{Op: Write, Path: "segments/f", Errno: "EIO"}, "write", syscall.EIO},
-		{Rule{Op: Make, Path: "segments/fnew", Errno: "EROFS"}, "make", syscall.EROFS},
-		{Rule{Op: Sync, Path: "segments", Errno: "EIO"}, "sync", syscall.EIO},
-		{Rule{Path: "segment", Errno: "EIO"}, "", nil}, // a prefix of the name, not of the path
-		{Rule{Op: Read, Path: "segments2", Errno: "EIO"}, "", nil},
+		{faultRule{Op: faultRead, Path: "segments", Errno: "EIO"}, "read", syscall.EIO},
+		{faultRule{Op: faultWrite, Path: "segments", Errno: "ENOSPC"}, "write", syscall.ENOSPC},
+		{faultRule{Op: faultWrite, Path: "segments/f", Errno: "EIO"}, "write", syscall.EIO},
+		{faultRule{Op: faultMake, Path: "segments/fnew", Errno: "EROFS"}, "make", syscall.EROFS},
+		{faultRule{Op: faultSync, Path: "segments", Errno: "EIO"}, "sync", syscall.EIO},
+		{faultRule{Path: "segment", Errno: "EIO"}, "", nil}, // a prefix of the name, not of the path
+		{faultRule{Op: faultRead, Path: "segments2", Errno: "EIO"}, "", nil},
 	} {
-		set(t, d, Settings{Rules: []Rule{c.rule}})
+		setFaults(t, d, faultSettings{Rules: []faultRule{c.rule}})
 		for name, op := range do {
 			if c.fails == "sync" && name != "read" && name != "sync" {
 				continue // a close flushes, and os.WriteFile tells of it
@@ -106,14 +89,14 @@ func TestErrors(t *testing.T) {
 			}
 		}
 	}
-	set(t, d, Settings{Rules: []Rule{{Op: Make, Delay: 200 * time.Millisecond}}})
+	setFaults(t, d, faultSettings{Rules: []faultRule{{Op: faultMake, Delay: 200 * time.Millisecond}}})
 	start := time.Now()
 	if err := os.Mkdir(d.Dir+"/slow", 0o755); err != nil || time.Since(start) < 200*time.Millisecond {
 		t.Errorf("delay: %v after %s", err, time.Since(start))
 	}
-	for _, bad := range []Rule{{}, {Errno: "ENOSUCH"}, {Op: "flip", Errno: "EIO"}, {Errno: "EIO", Path: "/abs"},
+	for _, bad := range []faultRule{{}, {Errno: "ENOSUCH"}, {Op: "flip", Errno: "EIO"}, {Errno: "EIO", Path: "/abs"},
 		{Errno: "EIO", Path: "../x"}, {Delay: -1}} {
-		if err := d.Set(t.Context(), Settings{Rules: []Rule{bad}}); err == nil {
+		if err := d.Set(t.Context(), faultSettings{Rules: []faultRule{bad}}); err == nil {
 			t.Errorf("%+v was taken", bad)
 		}
 	}
@@ -122,9 +105,9 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-func TestFillsUp(t *testing.T) {
-	d, backing := spawn(t)
-	set(t, d, Settings{Capacity: 1 << 20})
+func TestFaultDiskFillsUp(t *testing.T) {
+	d, backing := spawnedFaultDisk(t)
+	setFaults(t, d, faultSettings{Capacity: 1 << 20})
 	block := bytes.Repeat([]byte("x"), 64<<10)
 	fill := func(name string) (n int) {
 		f, err := os.OpenFile(filepath.Join(d.Dir, name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -175,19 +158,19 @@ func TestFillsUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, err := d.Stats(t.Context())
-	used, e := blocks(backing)
+	used, e := blocksBelow(backing)
 	if err != nil || e != nil || s.Used != used {
 		t.Errorf("counted %d, in use %d, %v, %v", s.Used, used, err, e)
 	}
-	set(t, d, Settings{})
+	setFaults(t, d, faultSettings{})
 	if err := os.WriteFile(filepath.Join(d.Dir, "more"), make([]byte, 2<<20), 0o644); err != nil {
 		t.Errorf("without a capacity: %v", err)
 	}
 }
 
 // What hangs waits, in this folder and no other, and goes on when it is let go. It cannot be killed.
-func TestHangs(t *testing.T) {
-	d, _ := spawn(t)
+func TestFaultDiskHangs(t *testing.T) {
+	d, _ := spawnedFaultDisk(t)
 	for _, dir := range []string{"segments", "other"} {
 		if err := os.Mkdir(filepath.Join(d.Dir, dir), 0o755); err != nil {
 			t.Fatal(err)
@@ -196,7 +179,7 @@ func TestHangs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set(t, d, Settings{Rules: []Rule{{Path: "segments", Hang: true}}})
+	setFaults(t, d, faultSettings{Rules: []faultRule{{Path: "segments", Hang: true}}})
 	reader := exec.Command("cat", filepath.Join(d.Dir, "segments/f"))
 	var out bytes.Buffer
 	reader.Stdout = &out
@@ -225,7 +208,7 @@ func TestHangs(t *testing.T) {
 	if _, err := os.ReadFile(filepath.Join(d.Dir, "other/f")); err != nil {
 		t.Errorf("beside what hangs: %v", err)
 	}
-	set(t, d, Settings{})
+	setFaults(t, d, faultSettings{})
 	if err := reader.Wait(); err != nil || out.String() != "content" {
 		t.Errorf("let go: %q, %v", out.String(), err)
 	}
@@ -234,7 +217,7 @@ func TestHangs(t *testing.T) {
 		t.Errorf("%+v, %v", s, err)
 	}
 	// Stop lets go as well: the cleanup would wait for ever otherwise.
-	set(t, d, Settings{Rules: []Rule{{Path: "segments", Hang: true}}})
+	setFaults(t, d, faultSettings{Rules: []faultRule{{Path: "segments", Hang: true}}})
 	last := exec.Command("cat", filepath.Join(d.Dir, "segments/f"))
 	if err := last.Start(); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package faultdisk
+package e2e
 
 import (
 	"context"
@@ -18,29 +18,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk is the file system.
-type disk struct {
+// faultFS is the file system.
+type faultFS struct {
 	backing string
-	cur     atomic.Pointer[settings]
+	cur     atomic.Pointer[faultsInForce]
 
 	countMu  sync.Mutex
-	counters Stats
+	counters faultStats
 
 	// mu makes "is there room, write, what did it take" one step. Held only under a capacity.
 	mu sync.Mutex
 }
 
-// mountDisk mounts the folder backing at mountpoint.
-func mountDisk(backing, mountpoint string) (*disk, *fuse.Server, error) {
-	d := &disk{backing: backing}
-	d.cur.Store(&settings{ended: make(chan struct{})})
+// mountFaultDisk mounts the folder backing at mountpoint.
+func mountFaultDisk(backing, mountpoint string) (*faultFS, *fuse.Server, error) {
+	d := &faultFS{backing: backing}
+	d.cur.Store(&faultsInForce{ended: make(chan struct{})})
 	loop, err := fusefs.NewLoopbackRoot(backing)
 	if err != nil {
 		return nil, nil, err
 	}
 	// A loopback's own root does not know that it is wrapped.
 	data := loop.(*fusefs.LoopbackNode).RootData
-	root := &node{LoopbackNode: fusefs.LoopbackNode{RootData: data}, disk: d}
+	root := &faultNode{LoopbackNode: fusefs.LoopbackNode{RootData: data}, disk: d}
 	data.RootNode = root
 	second := time.Second
 	server, err := fusefs.Mount(mountpoint, root, &fusefs.Options{
@@ -59,38 +59,38 @@ func mountDisk(backing, mountpoint string) (*disk, *fuse.Server, error) {
 }
 
 // set puts settings in force; what hangs under the old ones goes on under the new ones.
-func (d *disk) set(s Settings) error {
+func (d *faultFS) set(s faultSettings) error {
 	for _, r := range s.Rules {
 		if err := r.validate(); err != nil {
 			return fmt.Errorf("faultdisk: %w", err)
 		}
 	}
 	if s.Capacity > 0 {
-		used, err := blocks(d.backing)
+		used, err := blocksBelow(d.backing)
 		if err != nil {
 			return fmt.Errorf("faultdisk: %w", err)
 		}
-		d.count(func(s *Stats) { s.Used = used })
+		d.count(func(s *faultStats) { s.Used = used })
 	}
-	close(d.cur.Swap(&settings{s, make(chan struct{})}).ended)
+	close(d.cur.Swap(&faultsInForce{s, make(chan struct{})}).ended)
 	return nil
 }
 
-func (d *disk) stats() Stats {
+func (d *faultFS) stats() faultStats {
 	d.countMu.Lock()
 	defer d.countMu.Unlock()
 	return d.counters
 }
 
 // count changes the counters.
-func (d *disk) count(change func(s *Stats)) {
+func (d *faultFS) count(change func(s *faultStats)) {
 	d.countMu.Lock()
 	defer d.countMu.Unlock()
 	change(&d.counters)
 }
 
-// blocks returns how many bytes of blocks a folder takes.
-func blocks(dir string) (sum int64, err error) {
+// blocksBelow returns how many bytes of blocks a folder takes.
+func blocksBelow(dir string) (sum int64, err error) {
 	err = filepath.WalkDir(dir, func(p string, _ fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) { // gone since it was listed
 			return nil
@@ -102,7 +102,7 @@ func blocks(dir string) (sum int64, err error) {
 }
 
 // pass lets an operation through, late or not at all.
-func (d *disk) pass(op Op, name string) syscall.Errno {
+func (d *faultFS) pass(op faultOp, name string) syscall.Errno {
 again:
 	s := d.cur.Load()
 	for _, r := range s.Rules {
@@ -114,13 +114,13 @@ again:
 		}
 		if r.Hang {
 			// Not even an interrupt ends it: a task that waits for a disk is in state D.
-			d.count(func(s *Stats) { s.Hung++; s.Hanging++ })
+			d.count(func(s *faultStats) { s.Hung++; s.Hanging++ })
 			<-s.ended
-			d.count(func(s *Stats) { s.Hanging-- })
+			d.count(func(s *faultStats) { s.Hanging-- })
 			goto again
 		}
 		if r.Errno != "" {
-			d.count(func(s *Stats) { s.Failed++ })
+			d.count(func(s *faultStats) { s.Failed++ })
 			return errnos[r.Errno]
 		}
 	}
@@ -128,7 +128,7 @@ again:
 }
 
 // grow lets an operation through that may take up to n bytes more of the backing file name, if there is room for them.
-func (d *disk) grow(op Op, name string, n int64, run func() syscall.Errno) syscall.Errno {
+func (d *faultFS) grow(op faultOp, name string, n int64, run func() syscall.Errno) syscall.Errno {
 	if errno := d.pass(op, name); errno != 0 {
 		return errno
 	}
@@ -139,16 +139,16 @@ func (d *disk) grow(op Op, name string, n int64, run func() syscall.Errno) sysca
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n > 0 && d.stats().Used+n > capacity {
-		d.count(func(s *Stats) { s.Failed++ })
+		d.count(func(s *faultStats) { s.Failed++ })
 		return syscall.ENOSPC
 	}
 	before := d.blocksOf(name)
 	errno := run()
-	d.count(func(s *Stats) { s.Used += d.blocksOf(name) - before })
+	d.count(func(s *faultStats) { s.Used += d.blocksOf(name) - before })
 	return errno
 }
 
-func (d *disk) blocksOf(name string) int64 { return blocksAt(filepath.Join(d.backing, name)) }
+func (d *faultFS) blocksOf(name string) int64 { return blocksAt(filepath.Join(d.backing, name)) }
 
 // blocksAt returns the bytes of blocks of a file or folder, 0 if it is gone.
 func blocksAt(path string) int64 {
@@ -157,32 +157,32 @@ func blocksAt(path string) int64 {
 	return st.Blocks * 512
 }
 
-// node is a file or folder. Everything that a rule can strike is overridden; the rest is the
+// faultNode is a file or folder. Everything that a rule can strike is overridden; the rest is the
 // loopback's.
-type node struct {
+type faultNode struct {
 	fusefs.LoopbackNode
-	disk *disk
+	disk *faultFS
 	last atomic.Pointer[string] // path when it was last opened, for what is unlinked and still open
 }
 
-// handle is a loopback's open file that does not offer its descriptor: with passthrough the kernel
+// faultHandle is a loopback's open file that does not offer its descriptor: with passthrough the kernel
 // would read and write without asking us.
-type handle struct{ *fusefs.LoopbackFile }
+type faultHandle struct{ *fusefs.LoopbackFile }
 
-func (handle) PassthroughFd() (int, bool) { return 0, false }
+func (faultHandle) PassthroughFd() (int, bool) { return 0, false }
 
-func wrapped(f fusefs.FileHandle) fusefs.FileHandle {
+func ownHandle(f fusefs.FileHandle) fusefs.FileHandle {
 	if file, ok := f.(*fusefs.LoopbackFile); ok {
-		return handle{file}
+		return faultHandle{file}
 	}
 	return f
 }
 
-func (n *node) WrapChild(_ context.Context, ops fusefs.InodeEmbedder) fusefs.InodeEmbedder {
-	return &node{LoopbackNode: fusefs.LoopbackNode{RootData: ops.(*fusefs.LoopbackNode).RootData}, disk: n.disk}
+func (n *faultNode) WrapChild(_ context.Context, ops fusefs.InodeEmbedder) fusefs.InodeEmbedder {
+	return &faultNode{LoopbackNode: fusefs.LoopbackNode{RootData: ops.(*fusefs.LoopbackNode).RootData}, disk: n.disk}
 }
 
-func (n *node) name() string {
+func (n *faultNode) name() string {
 	if _, parent := n.Parent(); parent == nil && !n.IsRoot() {
 		if p := n.last.Load(); p != nil {
 			return *p
@@ -191,42 +191,42 @@ func (n *node) name() string {
 	return n.Path(nil)
 }
 
-func (n *node) child(name string) string { return path.Join(n.name(), name) }
+func (n *faultNode) child(name string) string { return path.Join(n.name(), name) }
 
 // Lookup and the methods below implement the interfaces of package fs of the same names.
-func (n *node) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
-	if errno := n.disk.pass(Look, n.child(name)); errno != 0 {
+func (n *faultNode) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fusefs.Inode, syscall.Errno) {
+	if errno := n.disk.pass(faultLook, n.child(name)); errno != 0 {
 		return nil, errno
 	}
 	return n.LoopbackNode.Lookup(ctx, name, out)
 }
 
-func (n *node) Getattr(ctx context.Context, f fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
-	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+func (n *faultNode) Getattr(ctx context.Context, f fusefs.FileHandle, out *fuse.AttrOut) syscall.Errno {
+	if errno := n.disk.pass(faultLook, n.name()); errno != 0 {
 		return errno
 	}
 	return n.LoopbackNode.Getattr(ctx, f, out)
 }
 
-func (n *node) Open(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
+func (n *faultNode) Open(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
 	name := n.name()
-	if errno := n.disk.pass(Look, name); errno != 0 {
+	if errno := n.disk.pass(faultLook, name); errno != 0 {
 		return nil, 0, errno
 	}
 	n.last.Store(&name)
 	f, fuseFlags, errno := n.LoopbackNode.Open(ctx, flags)
-	return wrapped(f), fuseFlags, errno
+	return ownHandle(f), fuseFlags, errno
 }
 
-func (n *node) OpendirHandle(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
-	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+func (n *faultNode) OpendirHandle(ctx context.Context, flags uint32) (fusefs.FileHandle, uint32, syscall.Errno) {
+	if errno := n.disk.pass(faultLook, n.name()); errno != 0 {
 		return nil, 0, errno
 	}
 	return n.LoopbackNode.OpendirHandle(ctx, flags)
 }
 
-func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
-	if errno := n.disk.pass(Look, n.name()); errno != 0 {
+func (n *faultNode) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
+	if errno := n.disk.pass(faultLook, n.name()); errno != 0 {
 		return errno
 	}
 	errno := n.LoopbackNode.Statfs(ctx, out)
@@ -239,75 +239,77 @@ func (n *node) Statfs(ctx context.Context, out *fuse.StatfsOut) syscall.Errno {
 	return errno
 }
 
-func (n *node) Setattr(ctx context.Context, f fusefs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
-	op := Look // times and modes are no change of what is stored
+func (n *faultNode) Setattr(ctx context.Context, f fusefs.FileHandle, in *fuse.SetAttrIn,
+	out *fuse.AttrOut) syscall.Errno {
+	op := faultLook // times and modes are no change of what is stored
 	if _, ok := in.GetSize(); ok {
-		op = Make
+		op = faultMake
 	}
 	return n.disk.grow(op, n.name(), 0, func() syscall.Errno { return n.LoopbackNode.Setattr(ctx, f, in, out) })
 }
 
-func (n *node) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (
+func (n *faultNode) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (
 	child *fusefs.Inode, f fusefs.FileHandle, fuseFlags uint32, errno syscall.Errno) {
 	p := n.child(name)
-	errno = n.disk.grow(Make, p, 1, func() (errno syscall.Errno) { // a full disk has no room for a name
+	errno = n.disk.grow(faultMake, p, 1, func() (errno syscall.Errno) { // a full disk has no room for a name
 		child, f, fuseFlags, errno = n.LoopbackNode.Create(ctx, name, flags, mode, out)
 		return errno
 	})
 	if errno == 0 {
-		child.Operations().(*node).last.Store(&p)
+		child.Operations().(*faultNode).last.Store(&p)
 	}
-	return child, wrapped(f), fuseFlags, errno
+	return child, ownHandle(f), fuseFlags, errno
 }
 
-func (n *node) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (
+func (n *faultNode) Mkdir(ctx context.Context, name string, mode uint32, out *fuse.EntryOut) (
 	child *fusefs.Inode, errno syscall.Errno) {
-	errno = n.disk.grow(Make, n.child(name), 1, func() (errno syscall.Errno) {
+	errno = n.disk.grow(faultMake, n.child(name), 1, func() (errno syscall.Errno) {
 		child, errno = n.LoopbackNode.Mkdir(ctx, name, mode, out)
 		return errno
 	})
 	return child, errno
 }
 
-func (n *node) Unlink(ctx context.Context, name string) syscall.Errno {
-	return n.disk.grow(Make, n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Unlink(ctx, name) })
+func (n *faultNode) Unlink(ctx context.Context, name string) syscall.Errno {
+	return n.disk.grow(faultMake, n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Unlink(ctx, name) })
 }
 
-func (n *node) Rmdir(ctx context.Context, name string) syscall.Errno {
-	return n.disk.grow(Make, n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Rmdir(ctx, name) })
+func (n *faultNode) Rmdir(ctx context.Context, name string) syscall.Errno {
+	return n.disk.grow(faultMake, n.child(name), 0, func() syscall.Errno { return n.LoopbackNode.Rmdir(ctx, name) })
 }
 
-func (n *node) Rename(ctx context.Context, name string, to fusefs.InodeEmbedder, newName string,
+func (n *faultNode) Rename(ctx context.Context, name string, to fusefs.InodeEmbedder, newName string,
 	flags uint32) syscall.Errno {
-	if errno := n.disk.pass(Make, n.child(name)); errno != 0 {
+	if errno := n.disk.pass(faultMake, n.child(name)); errno != 0 {
 		return errno
 	}
 	// What the name stood for before gives its blocks back.
 	moved := n.disk.blocksOf(n.child(name))
-	return n.disk.grow(Make, to.(*node).child(newName), 0, func() syscall.Errno {
+	return n.disk.grow(faultMake, to.(*faultNode).child(newName), 0, func() syscall.Errno {
 		errno := n.LoopbackNode.Rename(ctx, name, to, newName, flags)
 		if errno == 0 && n.disk.cur.Load().Capacity > 0 {
-			n.disk.count(func(s *Stats) { s.Used -= moved }) // counted at the old name already
+			n.disk.count(func(s *faultStats) { s.Used -= moved }) // counted at the old name already
 		}
 		return errno
 	})
 }
 
-func (n *node) Read(ctx context.Context, f fusefs.FileHandle, dest []byte, off int64) (fuse.ReadResult, syscall.Errno) {
-	if errno := n.disk.pass(Read, n.name()); errno != 0 {
+func (n *faultNode) Read(ctx context.Context, f fusefs.FileHandle, dest []byte, off int64) (
+	fuse.ReadResult, syscall.Errno) {
+	if errno := n.disk.pass(faultRead, n.name()); errno != 0 {
 		return nil, errno
 	}
 	return f.(fusefs.FileReader).Read(ctx, dest, off)
 }
 
-func (n *node) Write(ctx context.Context, f fusefs.FileHandle, data []byte,
+func (n *faultNode) Write(ctx context.Context, f fusefs.FileHandle, data []byte,
 	off int64) (written uint32, errno syscall.Errno) {
 	return n.write(int64(len(data)), func() (uint32, syscall.Errno) {
 		return f.(fusefs.FileWriter).Write(ctx, data, off)
 	})
 }
 
-func (n *node) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte,
+func (n *faultNode) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte,
 	off int64) (written uint32, errno syscall.Errno) {
 	var size int64
 	for _, b := range data {
@@ -316,39 +318,39 @@ func (n *node) Writev(ctx context.Context, f fusefs.FileHandle, data [][]byte,
 	return n.write(size, func() (uint32, syscall.Errno) { return f.(fusefs.FileWritever).Writev(ctx, data, off) })
 }
 
-func (n *node) write(size int64, run func() (uint32, syscall.Errno)) (written uint32, errno syscall.Errno) {
-	errno = n.disk.grow(Write, n.name(), size, func() (errno syscall.Errno) {
+func (n *faultNode) write(size int64, run func() (uint32, syscall.Errno)) (written uint32, errno syscall.Errno) {
+	errno = n.disk.grow(faultWrite, n.name(), size, func() (errno syscall.Errno) {
 		written, errno = run()
 		return errno
 	})
 	return written, errno
 }
 
-func (n *node) Allocate(ctx context.Context, f fusefs.FileHandle, off, size uint64, mode uint32) syscall.Errno {
+func (n *faultNode) Allocate(ctx context.Context, f fusefs.FileHandle, off, size uint64, mode uint32) syscall.Errno {
 	need := int64(size)
 	if mode&unix.FALLOC_FL_PUNCH_HOLE != 0 {
 		need = 0
 	}
-	return n.disk.grow(Write, n.name(), need, func() syscall.Errno {
+	return n.disk.grow(faultWrite, n.name(), need, func() syscall.Errno {
 		return f.(fusefs.FileAllocater).Allocate(ctx, off, size, mode)
 	})
 }
 
-func (n *node) CopyFileRange(ctx context.Context, in fusefs.FileHandle, offIn uint64, out *fusefs.Inode,
+func (n *faultNode) CopyFileRange(ctx context.Context, in fusefs.FileHandle, offIn uint64, out *fusefs.Inode,
 	fout fusefs.FileHandle, offOut, size, flags uint64) (uint32, syscall.Errno) {
 	// The caller falls back to reading and writing.
 	return 0, syscall.ENOSYS
 }
 
-func (n *node) Fsync(ctx context.Context, f fusefs.FileHandle, flags uint32) syscall.Errno {
-	if errno := n.disk.pass(Sync, n.name()); errno != 0 {
+func (n *faultNode) Fsync(ctx context.Context, f fusefs.FileHandle, flags uint32) syscall.Errno {
+	if errno := n.disk.pass(faultSync, n.name()); errno != 0 {
 		return errno
 	}
 	return f.(fusefs.FileFsyncer).Fsync(ctx, flags)
 }
 
-func (n *node) Flush(ctx context.Context, f fusefs.FileHandle) syscall.Errno {
-	if errno := n.disk.pass(Sync, n.name()); errno != 0 {
+func (n *faultNode) Flush(ctx context.Context, f fusefs.FileHandle) syscall.Errno {
+	if errno := n.disk.pass(faultSync, n.name()); errno != 0 {
 		return errno
 	}
 	return f.(fusefs.FileFlusher).Flush(ctx)
