@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
@@ -64,15 +65,8 @@ It needs a keeper (shoal keeper) at the address in SHOAL_KEEPER, which holds the
 			if err != nil {
 				return err
 			}
-			if eo.admin != "" {
-				_, stop, err := prom.Listen(eo.admin, prom.Collector(datasets), host.Logger)
-				if err != nil {
-					return o.closeAfter(c.Context(), err)
-				}
-				defer stop()
-			}
 			name, _ := os.Hostname() // else it must be given
-			return o.closeAfter(c.Context(), o.drive(c.Context(), cmp.Or(node, name), kubelet))
+			return o.closeAfter(c.Context(), o.drive(c.Context(), cmp.Or(node, name), kubelet, eo.admin))
 		},
 	}
 	f := c.Flags()
@@ -102,19 +96,45 @@ func datasets(to prom.Sink) {
 	}
 }
 
-// drive serves the node's volumes until ctx ends.
-func (o *owner) drive(ctx context.Context, node, kubelet string) error {
-	if err := os.MkdirAll(csi.Dir(kubelet), 0o700); err != nil {
-		return fmt.Errorf("--kubelet-dir: %w", err)
+// redrive is how long a driver that cannot serve waits before it tries again.
+const redrive = 5 * time.Second
+
+// drive serves the node's volumes until ctx ends. If it fails while pods have mounts of its predecessor, it tries
+// again: only the kubelet takes these away, so to wait for the last one would be to wait for ever.
+func (o *owner) drive(ctx context.Context, node, kubelet, admin string) (err error) {
+	var d *csi.Driver
+	serve := func() error {
+		if admin != "" {
+			_, stop, err := prom.Listen(admin, prom.Collector(datasets), slog.Default())
+			if err != nil {
+				return err
+			}
+			defer stop()
+		}
+		if d == nil {
+			if err := os.MkdirAll(csi.Dir(kubelet), 0o700); err != nil {
+				return fmt.Errorf("--kubelet-dir: %w", err)
+			}
+			made, err := csi.New(node, version, csi.Dir(kubelet), volumes{ctx, o}, o.replayed)
+			if err != nil {
+				return err
+			}
+			d = made
+		}
+		return d.Serve(ctx, kubelet, daemon.Own.Ready)
 	}
-	d, err := csi.New(node, version, csi.Dir(kubelet), volumes{ctx, o}, o.replayed)
-	if err != nil {
-		return err
+	for err = serve(); err != nil; err = serve() {
+		select {
+		case <-o.answers.Idle():
+			return err
+		default:
+		}
+		slog.Error("the kubelet is not answered; this is tried again, since pods have mounts", "cause", err)
+		if pause.For(ctx, redrive) != nil {
+			break
+		}
 	}
-	err = d.Serve(ctx, kubelet, daemon.Own.Ready)
-	if err == nil {
-		handOn(o.host)
-	}
+	handOn(o.host)
 	return err
 }
 

@@ -331,6 +331,31 @@ func TestCSIKeeperReplaced(t *testing.T) {
 	n.nothingLeft()
 }
 
+// A driver that cannot listen serves the mounts that pods have, and listens once it can.
+func TestCSIListensLater(t *testing.T) {
+	dir, paths := tree(t, 1, 5, 1000)
+	_, env := far(t, proxy.Options{})
+	n := newCSI(t, env)
+	mnt := n.mustPublish("a", map[string]string{"source": bucket(t, dir)}, nil)
+	if err := n.driver.Signal(unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-n.driver.Done()
+	registry := filepath.Join(n.kubelet, "plugins_registry")
+	if err := os.RemoveAll(registry); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(2*time.Second, func() {
+		if err := os.Mkdir(registry, 0o755); err != nil {
+			t.Error(err)
+		}
+	})
+	n.start()
+	readAll(t, mnt, dir, paths)
+	n.unpublish("a")
+	n.nothingLeft()
+}
+
 // Nobody sees what other rights have read: not with wrong keys, not by an endpoint of one's own, and not while the
 // store is away.
 func TestCSIRights(t *testing.T) {
