@@ -372,6 +372,25 @@ func TestHelmUpgrade(t *testing.T) {
 	}
 }
 
+// Names that YAML takes for numbers and the like stay names, and a dot in a release's is none in those of hosts.
+func TestHelmNames(t *testing.T) {
+	for _, release := range []string{"20261130", "true", "1e5", "run.1"} {
+		out, err := renderAs(t, release, "{parallelism: 2, cache: {claim: '7', size: '5GiB # is no comment'}, "+
+			"serviceAccountName: '8', metrics: {enabled: true, podMonitor: {enabled: true}}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := job(t, out)
+		kinds, _ := validate(out)
+		if pod.Labels["app.kubernetes.io/name"] != release || pod.Spec.ServiceAccountName != "8" ||
+			!slices.Contains(pod.Spec.InitContainers[0].Args, "--cache-size=5GiB # is no comment") ||
+			bytes.Contains(kinds["Job"][0], []byte("name: run.1-")) ||
+			!bytes.Contains(kinds["PodMonitor"][0], []byte(`name: "`+release+`"`)) {
+			t.Errorf("%s:\n%s", release, out)
+		}
+	}
+}
+
 func TestHelmPodMonitor(t *testing.T) {
 	out := helm(t, "metrics: {enabled: true, podMonitor: {enabled: true, labels: {release: prometheus}}}")
 	kinds, err := validate(out)

@@ -24,7 +24,7 @@ None of the names has an underscore. */}}
 sidecar. The kubelet cannot remove a volume that contains a dead mount. */}}
 {{- define "shoal.unmount" -}}
 name: shoal-unmount
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 restartPolicy: Always
 args: [umount, --at-exit, /mnt/shoal/data]
@@ -46,7 +46,7 @@ volumeMounts:
 
 {{- define "shoal.sidecar" -}}
 name: shoal
-image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) }}
+image: {{ printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) | quote }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
 restartPolicy: Always
 args:
@@ -55,7 +55,7 @@ args:
   - --listen=unix:///run/shoal/feed.sock
   - --socket-group=65532
   - --cache-dir={{ include "shoal.cacheDir" . }}
-  - --cache-size={{ .Values.cache.size }}
+  - {{ printf "--cache-size=%s" .Values.cache.size | quote }}
   - --memory=auto
   - --admin={{ if .Values.metrics.enabled }}0.0.0.0{{ else }}127.0.0.1{{ end }}:7071
   {{- if .Values.mount.enabled }}
@@ -92,9 +92,9 @@ livenessProbe:
 resources:
   requests:
     cpu: {{ .Values.cpu | quote }}
-    memory: {{ .Values.memory }}
+    memory: {{ .Values.memory | quote }}
   limits:
-    memory: {{ .Values.memory }}
+    memory: {{ .Values.memory | quote }}
 securityContext:
   readOnlyRootFilesystem: true
   {{- if .Values.mount.enabled }}
@@ -143,10 +143,10 @@ volumeMounts:
     type: Directory
   {{- else if .Values.cache.claim }}
   persistentVolumeClaim:
-    claimName: {{ .Values.cache.claim }}
+    claimName: {{ .Values.cache.claim | quote }}
   {{- else }}
   emptyDir:
-    sizeLimit: {{ .Values.cache.volume }}
+    sizeLimit: {{ .Values.cache.volume | quote }}
   {{- end }}
 - name: shoal-run
   emptyDir:
