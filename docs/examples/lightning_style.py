@@ -69,7 +69,7 @@ class Trainer:
             model.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])
             data.load_state_dict(saved["data"])
-        loader = data.train_dataloader()
+        loader, loss = data.train_dataloader(), torch.tensor(float("nan"))  # if there is nothing left to train
         while loader.epoch < self.max_epochs and self.step != self.max_steps:
             for batch in loader:
                 optimizer.zero_grad()

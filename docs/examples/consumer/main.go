@@ -86,7 +86,11 @@ func consume(ctx context.Context, addr string, open *feedpb.Open, limit int, sta
 		b.Release() // the batch must not be used after this
 		if stateFile != "" {
 			// To count each sample exactly once, save the state together with the results of the batch.
-			if err := os.WriteFile(stateFile, []byte(state), 0o600); err != nil {
+			err := os.WriteFile(stateFile+".new", []byte(state), 0o600)
+			if err == nil {
+				err = os.Rename(stateFile+".new", stateFile) // or a kill could leave half a state
+			}
+			if err != nil {
 				return err
 			}
 		}

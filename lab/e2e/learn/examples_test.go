@@ -239,6 +239,9 @@ func testLightning(t *testing.T, w *world) {
 	if whole != parts || !strings.HasPrefix(whole, "step 12, loss ") {
 		t.Errorf("at once: %sin parts: %s", whole, parts)
 	}
+	if done := run(filepath.Join(dir, "whole.pt"), -1); !strings.HasPrefix(done, "step 12, loss nan") {
+		t.Errorf("when all is done: %s", done)
+	}
 }
 
 func testNumpy(t *testing.T, w *world) {
