@@ -126,19 +126,25 @@ func (f *parquetFile) members(ctx context.Context, r objstore.Reader, stem strin
 			chunks, largest = append(chunks, chunk), max(largest, f.length(chunk))
 		}
 	}
+	runs := f.runs(chunks)
 	var err error
-	inTurn(ctx, len(chunks), chunksAtOnce(largest), rowsBuffer,
+	inTurn(ctx, len(runs), chunksAtOnce(largest), rowsBuffer,
 		func(ctx context.Context, i int, put func(found) bool) {
-			c, at := &f.columns[chunks[i]%len(f.columns)], int64(chunks[i])<<chunkShift
-			if err := f.decode(ctx, r, chunks[i], func(row int64, value []byte) bool {
-				path := fmt.Sprintf("%s-%012d.%s", stem, first[chunks[i]/len(f.columns)]+row, c.file(value))
-				m := summed(path, at, int64(len(value)), func(x int) uint32 {
-					from := x * catalog.ExtentSize
-					return crc32.Checksum(value[from:min(from+catalog.ExtentSize, len(value))], castagnoli)
+			r, err := f.together(ctx, r, runs[i])
+			for k := 0; k < len(runs[i]) && err == nil && ctx.Err() == nil; k++ {
+				chunk := runs[i][k]
+				c, at := &f.columns[chunk%len(f.columns)], int64(chunk)<<chunkShift
+				err = f.decode(ctx, r, chunk, func(row int64, value []byte) bool {
+					path := fmt.Sprintf("%s-%012d.%s", stem, first[chunk/len(f.columns)]+row, c.file(value))
+					m := summed(path, at, int64(len(value)), func(x int) uint32 {
+						from := x * catalog.ExtentSize
+						return crc32.Checksum(value[from:min(from+catalog.ExtentSize, len(value))], castagnoli)
+					})
+					at += m.Size
+					return put(found{m: m})
 				})
-				at += m.Size
-				return put(found{m: m})
-			}); err != nil {
+			}
+			if err != nil {
 				put(found{err: err})
 			}
 		}, func(_ int, from <-chan found) bool {
@@ -150,6 +156,48 @@ func (f *parquetFile) members(ctx context.Context, r objstore.Reader, stem strin
 			return true
 		})
 	return errors.Join(err, ctx.Err())
+}
+
+// runs divides chunks into those that are fetched together: small ones that lie side by side, as of a file with many
+// small row groups, of which each would be a request.
+func (f *parquetFile) runs(chunks []int) (runs [][]int) {
+	var end, most int64
+	for _, chunk := range chunks {
+		off, length, err := f.place(chunk) // the error is told when it is decoded
+		if len(runs) == 0 || err != nil || off < end || off > end+jumpWindow || off+length > most {
+			runs, most = append(runs, nil), off+readWindow
+		}
+		runs[len(runs)-1] = append(runs[len(runs)-1], chunk)
+		end = off + length
+	}
+	return runs
+}
+
+// together fetches a run, if it is of several chunks, and returns a Reader that has it.
+func (f *parquetFile) together(ctx context.Context, r objstore.Reader, run []int) (objstore.Reader, error) {
+	off, _, err := f.place(run[0])
+	last, length, lastErr := f.place(run[len(run)-1])
+	if len(run) == 1 || err != nil || lastErr != nil {
+		return r, nil // decoding tells
+	}
+	part := make([]byte, last+length-off)
+	return fetched{r, off, part}, r.ReadAt(ctx, f.o, part, off)
+}
+
+// fetched is a Reader of an object of which it has a part.
+type fetched struct {
+	objstore.Reader
+	off  int64
+	part []byte
+}
+
+// ReadAt implements [objstore.Reader].
+func (f fetched) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	if at := off - f.off; at >= 0 && at+int64(len(p)) <= int64(len(f.part)) {
+		copy(p, f.part[at:])
+		return nil
+	}
+	return f.Reader.ReadAt(ctx, o, p, off)
 }
 
 // ChunkBytes returns how many bytes the largest chunk of a layout has; 0: there is none.

@@ -2,6 +2,7 @@ package shard
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -143,6 +144,42 @@ func TestParquetColumns(t *testing.T) {
 	for name := range files {
 		if !strings.HasSuffix(name, ".weight.float32") && !strings.HasSuffix(name, ".ids.int32") {
 			t.Error(name)
+		}
+	}
+}
+
+// TestParquetRuns lists a file of many small row groups by few requests.
+func TestParquetRuns(t *testing.T) {
+	column := func(name string) schema.Node { return schema.NewByteArrayNode(name, parquet.Repetitions.Required, -1) }
+	mem := memstore.New()
+	mem.PutBytes("a.parquet", parquetFileOf(t, schema.FieldList{column("a"), column("b"), column("c")}, 300,
+		func(group, column int, w file.ColumnChunkWriter) error {
+			return writeOne(w, strings.Repeat(fmt.Sprint(group, column), 500))
+		}, parquet.WithDictionaryDefault(false), parquet.WithStats(false)))
+	for columns, most := range map[string]int64{"": 5, "b": 5} { // the others are passed over, if they are short
+		r := &counted{Reader: mem}
+		var o OpenOptions
+		if columns != "" {
+			o.Columns = []string{columns}
+		}
+		s, err := OpenRows(t.Context(), r, objstore.Source{}, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, restorer := 0, NewRestorer(mem, nil, nil, 0)
+		for m, err := range s.Members(t.Context()) {
+			b := make([]byte, m.Size)
+			if err = cmp.Or(err, restorer.ReadAt(t.Context(), s.Objects()[m.Shard], b, m.Off)); err != nil {
+				t.Fatal(err)
+			}
+			at := strings.IndexByte("abc", m.Path[len(m.Path)-1])
+			if want := strings.Repeat(fmt.Sprint(n/(3-2*len(columns)), at), 500); string(b) != want {
+				t.Fatalf("%s: %.20q, want %.20q", m.Path, b, want)
+			}
+			n++
+		}
+		if n != 900/(1+2*len(columns)) || r.n.Load() > most {
+			t.Errorf("%q: %d files, %d requests", columns, n, r.n.Load())
 		}
 	}
 }

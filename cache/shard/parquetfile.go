@@ -364,17 +364,11 @@ func (f *parquetFile) decode(ctx context.Context, r objstore.Reader, chunk int,
 	group, at := chunk/len(f.columns), chunk%len(f.columns)
 	b := &parquetBytes{ctx: ctx, r: r, o: f.o}
 	err := b.library(func() error {
-		m, err := f.meta.RowGroup(group).ColumnChunk(at)
+		off, length, err := f.place(chunk)
 		if err != nil {
 			return err
 		}
-		length := m.TotalCompressedSize()
-		if b.off = m.DataPageOffset(); m.HasDictionaryPage() && m.DictionaryPageOffset() > 0 {
-			b.off = min(b.off, m.DictionaryPageOffset())
-		}
-		if b.off < 0 || length < 0 || length > maxChunk || length > f.o.Size-b.off {
-			return corrupt("it has %d bytes at %d", length, b.off)
-		}
+		b.off = off
 		b.have = make([]byte, length)
 		if b.err = r.ReadAt(ctx, f.o, b.have, b.off); b.err != nil {
 			return b.err
@@ -398,6 +392,21 @@ func (f *parquetFile) decode(ctx context.Context, r objstore.Reader, chunk int,
 		err = fmt.Errorf("column %s of row group %d: %w", f.columns[at].name, group, err)
 	}
 	return err
+}
+
+// place returns where a chunk lies in the file, and how long it is.
+func (f *parquetFile) place(chunk int) (off, length int64, err error) {
+	m, err := f.meta.RowGroup(chunk / len(f.columns)).ColumnChunk(chunk % len(f.columns))
+	if err != nil {
+		return 0, 0, err
+	}
+	if off = m.DataPageOffset(); m.HasDictionaryPage() && m.DictionaryPageOffset() > 0 {
+		off = min(off, m.DictionaryPageOffset())
+	}
+	if length = m.TotalCompressedSize(); off < 0 || length < 0 || length > maxChunk || length > f.o.Size-off {
+		err = corrupt("it has %d bytes at %d", length, off)
+	}
+	return off, length, err
 }
 
 // length returns how many bytes the footer says that a chunk's pages have, as they are encoded: the most that one may
