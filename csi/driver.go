@@ -145,7 +145,8 @@ func (d *Driver) NodePublishVolume(ctx context.Context, r *csi.NodePublishVolume
 		err := cmp.Or(s.Err, errors.New("it was unmounted meanwhile (the kubelet asks again)"))
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	case !is(s.Ready):
-		return nil, status.Errorf(codes.DeadlineExceeded, "%s is not mounted yet, and goes on: %s", v.Source, s.Said())
+		return nil, status.Errorf(codes.DeadlineExceeded, "%s is not mounted yet, and goes on: %s", v.Source,
+			cmp.Or(s.Said(), "it is being opened"))
 	}
 	if err := bind(path, target, flags); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
