@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -236,6 +237,17 @@ func TestRestoreErrors(t *testing.T) {
 	clear(hostile[28:32])
 	if _, err := tab.Restore(nil, append(hostile, verbatim...)); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("a head that does not begin as a picture: %v", err)
+	}
+	// Nor does it have a scan twice.
+	scan := a[bytes.Index(a, []byte{0xff, 0xda}) : len(a)-2]
+	head := scan[:2+binary.BigEndian.Uint16(scan[2:])]
+	twice := slices.Insert(bytes.Clone(a), len(a)-2, scan...)
+	again := slices.Insert(bytes.Clone(rec), len(rec)-2, head...)
+	binary.LittleEndian.PutUint32(again[16:], uint32(len(twice)))
+	binary.LittleEndian.PutUint32(again[20:], crc32.Checksum(twice, castagnoli))
+	binary.LittleEndian.PutUint32(again[24:], binary.LittleEndian.Uint32(again[24:])+uint32(len(head)))
+	if got, err := tab.Restore(nil, again); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a scan twice: %v, as expected without a check: %v", err, bytes.Equal(got, twice))
 	}
 	for range 2 {
 		if err := Register(tab); err != nil {

@@ -465,10 +465,12 @@ static int put_together(sj_coder *c) {
 	uint8_t *o = c->b[OUT].p, *end = o + r->size;
 	sj_jpeg j = {0};
 	sj_scan s;
+	known k; // as when it was taken apart: scans that repeat each other would cost a pass each
+	memset(&k, -1, sizeof k);
 	size_t at = 0, from = 0;
 	int rc;
 	while ((rc = sj_walk(&j, r->verbatim, r->verbatim_n, &at, &s)) == SJ_WALK_SCAN) {
-		if (j.scans > SJ_MAX_SCANS || at - from > (size_t)(end - o)) return SJ_CORRUPT;
+		if (j.scans > SJ_MAX_SCANS || !note(&k, &j, &s) || at - from > (size_t)(end - o)) return SJ_CORRUPT;
 		memcpy(o, r->verbatim + from, at - from);
 		if (!(o = sj_write_scan(&j, &s, &c->c, o + (at - from), end, &c->b[CLEAN]))) return SJ_CORRUPT;
 		from = at;
