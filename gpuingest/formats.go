@@ -76,14 +76,17 @@ func (p *picture) decodeOther() error {
 		return fmt.Errorf("%w: %s of %v pixels", ErrBadSample, kind, size)
 	}
 	p.buf = getBuffer(size.X * size.Y * 3)
-	toRGB(*p.buf, img)
+	toRGB(*p.buf, img, p.src[pngColour] == 0)
 	p.src, p.size0 = *p.buf, size
 	return nil
 }
 
+// Where a PNG has the bits of a sample and the type of its colours, which is 0 for grey without a channel of alpha.
+const pngDepth, pngColour = 24, 25
+
 // toRGB converts like Pillow's convert("RGB"): alpha is dropped, not blended; 16-bit values keep the upper 8 bits,
-// except in grey without alpha, which Pillow reads as integers and clips at 255.
-func toRGB(dst []byte, img image.Image) {
+// except in grey without a channel of alpha, which Pillow reads as integers and clips at 255.
+func toRGB(dst []byte, img image.Image, grey bool) {
 	b := img.Bounds()
 	w, h := b.Dx(), b.Dy()
 	switch m := img.(type) {
@@ -104,19 +107,17 @@ func toRGB(dst []byte, img image.Image) {
 		case *image.RGBA64:
 			take(row, m.Pix[y*m.Stride:], 8, 2)
 		case *image.NRGBA64:
-			take(row, m.Pix[y*m.Stride:], 8, 2)
+			if grey { // one of its values is transparent
+				clip16(row, m.Pix[y*m.Stride:], 8)
+			} else {
+				take(row, m.Pix[y*m.Stride:], 8, 2)
+			}
 		case *image.Gray:
 			for x, v := range m.Pix[y*m.Stride:][:w] {
 				row[3*x], row[3*x+1], row[3*x+2] = v, v, v
 			}
 		case *image.Gray16:
-			for x := range w {
-				v := m.Pix[y*m.Stride+2*x+1]
-				if m.Pix[y*m.Stride+2*x] != 0 {
-					v = 255
-				}
-				row[3*x], row[3*x+1], row[3*x+2] = v, v, v
-			}
+			clip16(row, m.Pix[y*m.Stride:], 2)
 		default: // paletted
 			for x := range w {
 				c := color.NRGBAModel.Convert(img.At(b.Min.X+x, b.Min.Y+y)).(color.NRGBA)
@@ -134,6 +135,17 @@ func take(dst, src []byte, step, each int) {
 		if len(src) < step {
 			break
 		}
+	}
+}
+
+// clip16 clips the first channel of pixels of `step` bytes.
+func clip16(dst, src []byte, step int) {
+	for i := 0; i < len(dst); i += 3 {
+		v := src[i/3*step+1]
+		if src[i/3*step] != 0 {
+			v = 255
+		}
+		dst[i], dst[i+1], dst[i+2] = v, v, v
 	}
 }
 

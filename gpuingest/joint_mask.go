@@ -120,8 +120,7 @@ func decodeMask(src []byte, size image.Point) (*[]byte, error) {
 	case *image.Paletted:
 		spread(dst, m.Pix, m.Stride, size)
 	case *image.Gray:
-		const depth = 24     // offset of the bits per sample in IHDR
-		if src[depth] == 1 { // Pillow reads False and True, Go 0 and 255
+		if src[pngDepth] == 1 { // Pillow reads False and True, Go 0 and 255
 			for i := range m.Pix {
 				m.Pix[i] &= 1
 			}

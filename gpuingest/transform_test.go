@@ -292,7 +292,7 @@ func TestOtherFormats(t *testing.T) {
 			options      oracle.Q
 		}{
 			{"PNG", "RGB", nil}, {"PNG", "RGBA", nil}, {"PNG", "L", nil}, {"PNG", "LA", nil}, {"PNG", "P", nil},
-			{"PNG", "1", nil}, {"PNG", "I", nil},
+			{"PNG", "1", nil}, {"PNG", "I", nil}, {"PNG", "I", oracle.Q{"transparency": 70}},
 			{"PNG", "P", oracle.Q{"transparency": 3}}, {"PNG", "L", oracle.Q{"transparency": 100}},
 			{"PNG", "RGB", oracle.Q{"transparency": []int{1, 2, 3}}},
 			{"WebP", "RGB", oracle.Q{"quality": 80}}, {"WebP", "RGB", oracle.Q{"quality": 10}},

@@ -36,7 +36,7 @@ var (
 	// ErrUnsupported means a valid JPEG of a kind that Pillow does not read either.
 	ErrUnsupported = errors.New("unsupported JPEG")
 	// ErrTooLarge means more pixels, or more scans, than the limit.
-	ErrTooLarge = errors.New("JPEG too large")
+	ErrTooLarge = errors.New("picture too large")
 )
 
 // ErrUnavailable is the error of every operation of a build without cgo.
