@@ -19,7 +19,7 @@ import (
 // startParted serves a dataset with parts, with one place to decode.
 func startParted(t *testing.T, ds *partedDataset) *rig {
 	t.Helper()
-	r := &rig{ds: ds.testDataset, mem: &testLedger{}, addr: "unix://" + filepath.Join(t.TempDir(), "feed.sock")}
+	r := &rig{ds: ds.testDataset, mem: &testLedger{}, addr: "unix://" + filepath.Join(t.TempDir(), "%41#b?c")} // no URL
 	r.server = loader.NewServer(func() loader.Dataset {
 		return ds
 	}, loader.Options{Compile: compileJoined, Memory: r.mem, Workers: 1})

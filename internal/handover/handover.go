@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os"
 	"strings"
 	"syscall"
@@ -93,6 +94,18 @@ func WriteReply(c *net.UnixConn, reply any, files ...int) error {
 		_, err = c.Write(message[n:])
 	}
 	return err
+}
+
+// Target is gRPC's form of a feed's address, and whether that is one of tls://.
+func Target(addr string) (target string, tls bool, err error) {
+	scheme, rest, _ := strings.Cut(addr, "://")
+	switch {
+	case scheme == "tcp" || scheme == "tls":
+		return "dns:///" + rest, scheme == "tls", nil
+	case scheme == "unix" && strings.HasPrefix(rest, "/"): // it may have %, # and ?
+		return (&url.URL{Scheme: scheme, Path: rest}).String(), false, nil
+	}
+	return "", false, fmt.Errorf("feed address %q: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT", addr)
 }
 
 // Receive reads what WriteReply has sent. The caller closes the files, even if there is an error.

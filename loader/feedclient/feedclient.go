@@ -25,6 +25,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/shoalfs/shoal/internal/handover"
 	"github.com/shoalfs/shoal/loader/feedpb"
 	"github.com/shoalfs/shoal/loader/internal/wire"
 )
@@ -48,13 +49,9 @@ type Client struct {
 
 // Dial prepares a connection to unix:///path, tcp://host:port or tls://host:port. It connects at the first use.
 func Dial(addr string, security Security) (*Client, error) {
-	target, encrypted := addr, false
-	if host, ok := strings.CutPrefix(addr, "tcp://"); ok {
-		target = "dns:///" + host
-	} else if host, encrypted = strings.CutPrefix(addr, "tls://"); encrypted {
-		target = "dns:///" + host
-	} else if !strings.HasPrefix(addr, "unix:///") {
-		return nil, fmt.Errorf("feed address %q: must be unix:///PATH, tcp://HOST:PORT or tls://HOST:PORT", addr)
+	target, encrypted, err := handover.Target(addr)
+	if err != nil {
+		return nil, err
 	}
 	credentials, err := security.dialOptions(encrypted)
 	if err != nil {

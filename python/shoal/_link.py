@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Union
+from urllib.parse import quote
 
 import grpc
 import numpy as np
@@ -58,7 +59,7 @@ class Address:
             raise ValueError("token= has spaces, a line break or non-ASCII characters; of what was read from a file, "
                              "pass strip()")
         self.addr, self.path = addr, rest if scheme == "unix" else None
-        self._target = addr if scheme == "unix" else rest
+        self._target = f"unix://{quote(rest)}" if scheme == "unix" else rest  # a path may have %, # and ?
         self._files = (ca, key, cert) if scheme == "tls" else None
         self._name = server_name
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()

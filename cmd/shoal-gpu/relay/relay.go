@@ -110,9 +110,9 @@ func New(o Options) (*Server, error) {
 	if o.Range == nil {
 		o.Range = func(string) func() { return func() {} }
 	}
-	target, err := target(o.Feed)
-	if err != nil {
-		return nil, err
+	target, encrypted, err := handover.Target(o.Feed)
+	if err != nil || encrypted {
+		return nil, fmt.Errorf("feed address %q: must be unix:///PATH or tcp://HOST:PORT", o.Feed)
 	}
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(connWindow),

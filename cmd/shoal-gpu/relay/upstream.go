@@ -5,24 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/shoalfs/shoal/internal/handover"
 	"github.com/shoalfs/shoal/loader/feedpb"
 )
-
-// target is gRPC's form of a feed's address.
-func target(addr string) (string, error) {
-	if host, ok := strings.CutPrefix(addr, "tcp://"); ok {
-		return "dns:///" + host, nil
-	}
-	if strings.HasPrefix(addr, "unix:///") {
-		return addr, nil
-	}
-	return "", fmt.Errorf("feed address %q: must be unix:///PATH or tcp://HOST:PORT", addr)
-}
 
 // slots is memory for batches from the server: shared with it, or, without shared memory, this process's own, in which
 // the Chunks of batches are gathered.
