@@ -364,9 +364,13 @@ class Feed:
             delay = min(2 * delay, _RECONNECT_MOST)
             try:
                 link = self._link = self._open(self._at if isinstance(self._at, int) else _parsed(self._at))
+            except OSError as e:  # of a certificate that is being replaced
+                error = FeedError(f"feed {self._address.addr}: {e}", "UNAVAILABLE")
+                continue
             except FeedError as e:
                 if e.code != "UNAVAILABLE":
                     raise
+                error = e
                 continue
             self._stats["reconnects"] += 1
             return link

@@ -351,7 +351,7 @@ class Reconnect(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.addr = f"unix://{folder.name}/feed.sock"
+        self.addr = f"unix://{folder.name}/%41#b?c"  # no URL
         logging.getLogger("shoal").addHandler(handler := logging.NullHandler())
         self.addCleanup(logging.getLogger("shoal").removeHandler, handler)
 
@@ -395,6 +395,18 @@ class Reconnect(unittest.TestCase):
     def test_a_server_that_comes_late(self):
         threading.Timer(0.3, self.start).start()
         with shoal.Feed(self.addr, 10, transform="ramp(2,2)", reconnect=60) as feed:
+            self.assertEqual(next(iter(feed)).index, 0)
+
+    def test_a_certificate_that_is_being_replaced(self):
+        self.start()
+        with shoal.Feed(self.addr, 10, reconnect=60) as feed:
+            errors, open = iter([shoal.FeedError("away", "UNAVAILABLE"), FileNotFoundError("key.pem")]), feed._open
+
+            def failing(start):
+                for error in errors:
+                    raise error
+                return open(start)
+            feed._open = failing
             self.assertEqual(next(iter(feed)).index, 0)
 
     def test_patience_ends(self):
