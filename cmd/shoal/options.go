@@ -122,6 +122,8 @@ type engineOptions struct {
 
 const supervised = "supervised"
 
+var daemonRecodes = []string{"auto", "on", "off"} // words of a daemon's --recode
+
 // add adds the flags of a daemon.
 func (o *engineOptions) add(c *cobra.Command) {
 	o.addData(c)
@@ -133,7 +135,7 @@ func (o *engineOptions) add(c *cobra.Command) {
 			"mixture:seed=S,weights=GLOB:W+GLOB:W,\nbuckets:seed=S,batch=B, sequential, list:PATH, plan, auto, none "+
 			"(docs/orders.md)")
 	addChoice(f, &o.data.Recode, "recode", "keep JPEG files on disk in a form that is smaller and faster to decode, "+
-		"made in idle CPU time: auto (once a feed decodes them), on, off (docs/recode.md)", "auto", "on", "off")
+		"made in idle CPU time: auto (once a feed decodes them), on, off (docs/recode.md)", daemonRecodes...)
 	addChoice(f, &o.daemon, "daemon", "go to the background once ready; log to CACHE-DIR/shoal.log. "+
 		"--daemon=supervised: and restart at once if it dies", yes, no, supervised)
 	f.StringVar(&o.admin, "admin", "", "address for the dashboard, /stats, /metrics, /healthz and /readyz, such as "+

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -75,7 +76,8 @@ the S3 endpoint and shoal unpack give the originals, under the version of SOURCE
 	f.IntVar(&o.re.Quality, "quality", 90, "JPEG quality of resized pictures, 1 to 100")
 	f.BoolVar(&o.re.Decode, "decode", false,
 		"store pictures as raw pixels (npy): about nine times the size, no decoding")
-	f.BoolVar(&o.re.store, "recode", false, "store JPEGs in a smaller form, from which every reader gets the originals")
+	addChoice(f, &o.re.coded, "recode", "store JPEGs in a smaller form, from which every reader gets the originals",
+		append([]string{yes, no}, daemonRecodes...)...) // an environment or a file may have those for daemons
 	f.StringVar(&o.re.spool, "spool", "",
 		"folder for the temporary files of --resize, --decode and --recode (default: the system's)")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON")
@@ -99,6 +101,9 @@ func (o *packOptions) run(c *cobra.Command, args []string) error {
 		return cli.Usagef("--memory %s: give at least 128MiB", o.most.String())
 	}
 	(&invocation{remarks: remarks}).logLimits(slog.Default())
+	if given(c, "recode") && slices.Contains(daemonRecodes, o.re.coded) {
+		return cli.Usagef("--recode=%s is for daemons: give --recode, or leave it out", o.re.coded)
+	}
 	if err := cmp.Or(o.re.check(given(c, "quality")), checkNear(o.near)); err != nil {
 		return cli.Usage(err)
 	}
@@ -166,7 +171,7 @@ func packStores(inv *invocation, o storeOptions, destKeyFile string) (from, to s
 type recoding struct {
 	gpuingest.Recode
 	resize, spool string
-	store         bool // JPEGs recoded
+	coded         string // yes: JPEGs are stored recoded
 }
 
 func (r *recoding) check(quality bool) (err error) {
@@ -174,9 +179,9 @@ func (r *recoding) check(quality bool) (err error) {
 		return err
 	}
 	switch {
-	case r.store && r.Decode:
+	case r.coded == yes && r.Decode:
 		return errors.New("--recode is for JPEG, and --decode stores pixels: leave one out")
-	case !jpeg.Available && (r.Decode || r.Short > 0 || r.store):
+	case !jpeg.Available && (r.Decode || r.Short > 0 || r.coded == yes):
 		return jpeg.ErrUnavailable
 	case r.Quality < 1 || r.Quality > 100:
 		return fmt.Errorf("--quality %d: give a number from 1 to 100", r.Quality)
@@ -311,7 +316,7 @@ func pack(ctx context.Context, from, to string, fromStore, toStore stores.Option
 // packInto packs m, and recodes its files first if that is wanted.
 func packInto(ctx context.Context, m *catalog.Manifest, src objstore.ReaderAt, dst objstore.Layer, prefix string,
 	o shard.PackOptions, re recoding) (res shard.Result, err error) {
-	if re.store {
+	if re.coded == yes {
 		stored, failed := storeCoded(ctx, src, m, re.spool, o.Connections, o.Memory)
 		if failed != nil {
 			return res, failed

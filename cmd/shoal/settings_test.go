@@ -126,6 +126,12 @@ func TestPrecedenceInTheBinary(t *testing.T) {
 			t.Errorf("%v %v: %d lines, want %d", tc.env, tc.args, got, tc.want)
 		}
 	}
+	// A daemon's recode says nothing to pack, whose own is true or false.
+	s.write("recode.yaml", "recode: on\n")
+	s.write("src/a/1.jpg", "no picture")
+	env := []string{"SHOAL_CONFIG=recode.yaml", "XDG_CACHE_HOME=" + s.path("cache")}
+	s.must(env, "pack", "file://"+s.path("src"), "file://"+s.path("packed"))
+	s.must(append(env, "SHOAL_RECODE=off"), "config")
 	// The flag may stand before the verb, as other tools take it.
 	if out := s.must(nil, "--config", file, "order", "sequential"); strings.Count(out, "\n") != 5 {
 		t.Errorf("--config before the verb: %q", out)
