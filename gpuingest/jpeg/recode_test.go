@@ -7,11 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"image"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"testing"
 )
@@ -84,35 +85,45 @@ func TestRecode(t *testing.T) {
 	t.Logf("%d of %d kept", kept, len(files))
 }
 
-// TestRecodedLoopsAgree compares the vector loops with the plain ones, on all bands at once and on some.
+// TestRecodedLoopsAgree compares the vector loops with the plain ones, on all of a picture and on a part.
 func TestRecodedLoopsAgree(t *testing.T) {
 	defer setSIMD(vnni)
 	files := odd(t)
 	tab := train(t, slices.Collect(maps.Values(files))...)
+	if err := Register(tab); err != nil {
+		t.Fatal(err)
+	}
 	r := rand.New(rand.NewPCG(1, 2))
 	for name, f := range files {
 		rec, err := tab.recode(nil, f)
 		if err != nil {
 			t.Fatal(name, err)
 		}
+		w, h, _ := Size(f)
 		for k := range 4 {
-			src, from, to := rec, 0, math.MaxInt
+			src, box, from := rec, image.Rect(0, 0, w, h), portable
 			if k == 1 {
-				from, to = 1, 3
+				box = image.Rect(w/3, h/4, w, h-h/3)
 			}
-			if k > 1 { // damage that leaves the directory alone: anything may come of it, but the same everywhere
+			if k > 1 { // damage: anything may come of it, but the same everywhere
 				src = bytes.Clone(rec)
 				for range k {
 					src[recodedHeader+r.IntN(len(src)-recodedHeader)] ^= byte(1 + r.IntN(255))
 				}
+				if !regexp.MustCompile("Components:1|Subsampling:4(40|11)").MatchString(name) {
+					from = min(avx2, haveSIMD) // plain loops leave these kinds to libjpeg, whose sums differ
+				}
 			}
-			setSIMD(portable)
-			want, wantLast, wantErr := tab.bands(src, from, to)
-			for simd := range haveSIMD {
-				setSIMD(simd + 1)
-				got, last, err := tab.bands(src, from, to)
-				if (err == nil) != (wantErr == nil) || !slices.Equal(got, want) || !bytes.Equal(last, wantLast) {
-					t.Fatalf("%s: case %d: loops %d differ from the plain ones: %v, %v", name, k, simd+1, err, wantErr)
+			var want []byte
+			var wantErr error
+			for simd := from; simd <= haveSIMD; simd++ {
+				setSIMD(simd)
+				got := make([]byte, 3*box.Dx()*box.Dy())
+				err := DecodeSized(got, src, image.Pt(w, h), &Job{Box: box})
+				if simd == from {
+					want, wantErr = got, err
+				} else if (err == nil) != (wantErr == nil) || err == nil && !bytes.Equal(got, want) {
+					t.Fatalf("%s: case %d: loops %d and %d differ: %v, %v", name, k, simd, from, err, wantErr)
 				}
 			}
 		}

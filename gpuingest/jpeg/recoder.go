@@ -219,22 +219,3 @@ func registered(id [8]byte) *Tables {
 	defer registry.RUnlock()
 	return registry.sets[id]
 }
-
-// bands expands bands [from, to) of a recoded file, for tests: the coefficients, and what sj_recoded_band says of the
-// last in each block.
-func (t *Tables) bands(rec []byte, from, to int) (blocks []int16, last []byte, err error) {
-	c, o, err := coders.get(0, "restore")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer coders.put(c, o, 0)
-	n := C.sj_bands(c, t.c, bytePtr(rec), C.size_t(len(rec)), C.int(from), C.int(to))
-	runtime.KeepAlive(t)
-	if n < 0 {
-		return nil, nil, fmt.Errorf("%w: %d bytes", ErrCorrupt, len(rec))
-	}
-	var size C.size_t
-	p := unsafe.Pointer(C.sj_coder_output(c, &size))
-	last = append(last, unsafe.Slice((*byte)(p), int(n))...)
-	return append(blocks, unsafe.Slice((*int16)(unsafe.Add(p, int(size)-128*int(n))), 64*int(n))...), last, nil
-}

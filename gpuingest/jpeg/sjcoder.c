@@ -532,25 +532,3 @@ int sj_recode(sj_coder *c, const sj_tables *t, const uint8_t *id, uint32_t crc, 
 	c->result_n = c->coded_n;
 	return c->coded_n < n ? SJ_OK : SJ_LARGER;
 }
-
-long sj_bands(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n, int from, int to) {
-	sj_recoded *r = &c->r;
-	if (sj_recoded_open(r, rec, n, t) != SJ_OK) return -1;
-	if (to > r->bands) to = r->bands;
-	if (sj_recoded_lanes(r, from, to) != SJ_OK) return -1;
-	size_t all = 0, at = 0;
-	for (int i = from * r->groups; i < to * r->groups; i++) all += r->part[i].blocks[0] + r->part[i].blocks[1];
-	size_t first = (all + 63) & ~(size_t)63;
-	if (!sj_reserve(&c->b[OUT], first + all * 128)) return -1;
-	uint8_t *last = c->b[OUT].p;
-	int16_t *blocks = (int16_t *)(last + first);
-	for (int band = from; band < to; band++) {
-		for (int i = 0; i < r->j.comps; i++) {
-			if (sj_recoded_band(r, i, band, blocks + 64 * at, last + at) != SJ_OK) return -1;
-			at += (size_t)(r->j.comp[i].blocks_w * sj_band_rows(r, i, band));
-		}
-	}
-	c->result = &c->b[OUT];
-	c->result_n = first + all * 128;
-	return (long)all;
-}

@@ -83,8 +83,4 @@ int sj_split(sj_coder *c, const uint8_t *src, size_t n);
 int sj_lane_count(const sj_coder *c);
 const uint8_t *sj_lane(sj_coder *c, int i, int *kind, size_t *n); // n symbols of one kind; by rising i, once each
 
-// sj_bands expands bands [from, to) of a recoded file, for tests. The output is last of each block, padding, and then
-// the blocks, of which it returns how many there are; -1 for an error.
-long sj_bands(sj_coder *c, const sj_tables *t, const uint8_t *rec, size_t n, int from, int to);
-
 #endif
