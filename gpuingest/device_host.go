@@ -1,5 +1,11 @@
 package gpuingest
 
+import (
+	"image"
+
+	"github.com/shoalfs/shoal/gpuingest/jpeg"
+)
+
 // Do does the job on the host, which is the reference for devices, byte for byte.
 func (j *Job) Do(slot, buffer []byte) error {
 	if err := j.Check(slot, len(buffer)); err != nil {
@@ -10,40 +16,23 @@ func (j *Job) Do(slot, buffer []byte) error {
 	}
 	if f := j.Finish; f != nil {
 		for i := range j.Rows {
-			f.Row(buffer[j.Target+i*f.RowBytes():][:f.RowBytes()], slot[j.Source+i*f.SourceBytes():], j.Row(slot, i))
+			if err := f.Row(buffer[j.Target+i*f.RowBytes():][:f.RowBytes()],
+				slot[j.Source+i*f.SourceBytes():][:f.SourceBytes()], j.Row(slot, i)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// Row finishes one row: dst has RowBytes bytes, src at least SourceBytes.
-func (f *Finish) Row(dst, src []byte, p RowParams) {
+// Row finishes one row: dst has RowBytes bytes, src SourceBytes.
+func (f *Finish) Row(dst, src []byte, p RowParams) error {
 	if p.Flags&Filled == 0 {
 		clear(dst)
-		return
+		return nil
 	}
-	n := f.Elem()
-	pixel, channel := 3*n, n
-	if f.Layout == "nchw" {
-		pixel, channel = n, f.Height*f.Width*n
-	}
-	for y := range f.Height {
-		line := src[((int(p.Y)+y)*f.SourceWidth+int(p.X))*3:][:f.Width*3]
-		for x := range f.Width {
-			from := x
-			if p.Flags&Flip != 0 {
-				from = f.Width - 1 - x
-			}
-			to := dst[(y*f.Width+x)*pixel:]
-			for c := range 3 {
-				v := line[3*from+c]
-				if f.Table == nil {
-					to[c*channel] = v
-					continue
-				}
-				at := (c*256 + int(v)) * n
-				copy(to[c*channel:][:n], f.Table[at:at+n])
-			}
-		}
-	}
+	at := image.Pt(int(p.X), int(p.Y))
+	return jpeg.Resample(dst, src, image.Pt(f.SourceWidth, f.SourceHeight), &jpeg.Job{
+		Box:  image.Rectangle{Max: image.Pt(f.Width, f.Height)}.Add(at),
+		Flip: p.Flags&Flip != 0, Planar: f.Layout == "nchw", Elem: f.Elem(), Table: f.Table})
 }

@@ -107,7 +107,9 @@ func TestFinishWindow(t *testing.T) {
 	for _, flip := range []uint32{0, Flip} {
 		p := RowParams{X: 5, Y: 4, Flags: Filled | flip}
 		dst := make([]byte, f.RowBytes())
-		f.Row(dst, src, p)
+		if err := f.Row(dst, src, p); err != nil {
+			t.Fatal(err)
+		}
 		for y := range 5 {
 			for x := range 7 {
 				from := 5 + x
@@ -189,7 +191,9 @@ func BenchmarkFinishRow(b *testing.B) {
 			src, dst := make([]byte, f.SourceBytes()), make([]byte, f.RowBytes())
 			b.SetBytes(int64(len(dst)))
 			for b.Loop() {
-				f.Row(dst, src, RowParams{Flags: Filled})
+				if err := f.Row(dst, src, RowParams{Flags: Filled}); err != nil {
+					b.Fatal(err)
+				}
 			}
 		})
 	}
