@@ -56,18 +56,19 @@ func BenchmarkChain(b *testing.B) {
 	var r Rand
 	for i := 0; b.Loop(); i++ {
 		f, at := files[i%len(files)], Draw{Seed: 1, Sample: uint64(i)}
-		steps = tr.plan(steps[:0], image.Pt(500, 375), at, &r)
+		size := image.Pt(500, 375)
+		steps = tr.plan(steps[:0], size, at, &r)
 		box := steps[0].box
 		for stage := range spent {
 			start := threadTime(b)
 			var err error
 			switch stage {
 			case 0:
-				err = jpeg.Decode(dst[:3], f, &jpeg.Job{Box: image.Rect(0, 374, 1, 375)})
+				err = jpeg.DecodeSized(dst[:3], f, size, &jpeg.Job{Box: image.Rect(0, 374, 1, 375)})
 			case 1:
-				err = jpeg.Decode(dst[:box.Dx()*box.Dy()*3], f, &jpeg.Job{Box: box})
+				err = jpeg.DecodeSized(dst[:box.Dx()*box.Dy()*3], f, size, &jpeg.Job{Box: box})
 			case 2:
-				err = jpeg.Decode(dst[:224*224*3], f, &jpeg.Job{Box: box, Size: image.Pt(224, 224)})
+				err = jpeg.DecodeSized(dst[:224*224*3], f, size, &jpeg.Job{Box: box, Size: image.Pt(224, 224)})
 			case 3:
 				err = tr.Apply(f, at, dst[:tr.OutBytes()])
 			}

@@ -96,17 +96,6 @@ const PlanesSlack = 64
 // maxSide bounds the sides in a Job, so that sizes in bytes fit an int32 in C. JPEG itself allows 65,535.
 const maxSide = 1 << 16
 
-// Decode decodes the JPEG src into dst as j describes; dst must have exactly the length that the job stores. It reads
-// the picture's size from src; use DecodeSized if it is known. src may be recoded: the pixels are those of the
-// original. Safe for concurrent use; allocates no Go memory.
-func Decode(dst, src []byte, j *Job) error {
-	w, h, err := Size(src)
-	if err != nil {
-		return err
-	}
-	return DecodeSized(dst, src, image.Pt(w, h), j)
-}
-
 // CheckSize reports a picture of too many pixels, or of a side that is too long for a Job.
 func CheckSize(size image.Point) error {
 	if n := int64(size.X) * int64(size.Y); n > MaxPixels || max(size.X, size.Y) > maxSide {

@@ -35,8 +35,9 @@ var scratches = &pool[*C.sj_scratch]{func() *C.sj_scratch {
 	return C.sj_new()
 }, func(s *C.sj_scratch) { C.sj_free(s) }, func(s *C.sj_scratch) int { return int(C.sj_bytes(s)) }}
 
-// DecodeSized is Decode for a caller that has called Size already, usually to choose the box. src may be recoded; its
-// tables must be registered.
+// DecodeSized decodes the JPEG src, of the size that Size has read, into dst as j describes; dst must have exactly the
+// length that the job stores. src may be recoded, by tables that are registered: the pixels are those of the original.
+// Safe for concurrent use; allocates no Go memory.
 func DecodeSized(dst, src []byte, size image.Point, j *Job) error {
 	if err := CheckSize(size); err != nil {
 		return err
@@ -67,7 +68,7 @@ func (j *Job) with(what string, need int64, dst, src []byte, size image.Point, w
 	return result(s, work(s), size, len(src))
 }
 
-// Resample applies j to RGB pixels of the given size. It is Decode's resize for pictures of other formats, and
+// Resample applies j to RGB pixels of the given size. It is DecodeSized's resize for pictures of other formats, and
 // for chains of two resizes.
 func Resample(dst, rgb []byte, size image.Point, j *Job) error {
 	length := size.X * size.Y * 3

@@ -13,6 +13,15 @@ import (
 	"github.com/shoalfs/shoal/gpuingest/internal/oracle"
 )
 
+// Decode is DecodeSized with the size that src has.
+func Decode(dst, src []byte, j *Job) error {
+	w, h, err := Size(src)
+	if err != nil {
+		return err
+	}
+	return DecodeSized(dst, src, image.Pt(w, h), j)
+}
+
 func ask(t testing.TB, op string, q oracle.Q, payload []byte) (oracle.Q, []byte) {
 	t.Helper()
 	a, b, err := oracle.Ask(op, q, payload)

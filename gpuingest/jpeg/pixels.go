@@ -77,7 +77,7 @@ func try() bool {
 		}
 		j := Job{Box: image.Rect(3, 5, w-3, h-2)}
 		a, b := make([]byte, j.Box.Dx()*j.Box.Dy()*3), make([]byte, j.Box.Dx()*j.Box.Dy()*3)
-		err = Decode(a, src, &j)
+		err = DecodeSized(a, src, image.Pt(w, h), &j)
 		rc, errB := t.decode(b, rec, image.Pt(w, h), &j)
 		if err != nil || rc != C.SJ_RESTORE && (errB != nil || !bytes.Equal(a, b)) {
 			return false

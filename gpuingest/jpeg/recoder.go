@@ -198,8 +198,8 @@ var registry = struct {
 	sets map[[8]byte]*Tables
 }{sets: map[[8]byte]*Tables{}}
 
-// Register makes tables known to Decode, Size and Restore, for as long as the process lives. It may be called again
-// with the same tables. It fails if there are too many.
+// Register makes tables known to DecodeSized and Restore for as long as the process lives. It may be called again with
+// the same tables. It fails if there are too many.
 func Register(t *Tables) error {
 	registry.Lock()
 	defer registry.Unlock()
