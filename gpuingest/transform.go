@@ -317,6 +317,9 @@ func (p *picture) open(src []byte) error {
 	p.src = src
 	if bytes.HasPrefix(p.src, []byte("\xff\xd8")) || jpeg.IsRecoded(p.src) {
 		w, h, err := jpeg.Size(p.src)
+		if err == nil {
+			err = jpeg.CheckSize(image.Pt(w, h)) // before anybody takes memory for it
+		}
 		if err != nil {
 			return err
 		}

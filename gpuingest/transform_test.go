@@ -10,6 +10,7 @@ import (
 	"image/png"
 	"math"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sort"
 	"strings"
@@ -431,6 +432,16 @@ func TestBadSamples(t *testing.T) {
 	binary.BigEndian.PutUint32(huge[29:], crc32.ChecksumIEEE(huge[12:29]))
 	if err := tr.Apply(huge, Draw{}, make([]byte, tr.OutBytes())); !errors.Is(err, jpeg.ErrTooLarge) {
 		t.Errorf("PNG of 20,000 x 20,000: %v", err)
+	}
+	// Pixels of 65,535 x 65,535 would take 12 GB.
+	lie := bytes.Clone(good)
+	copy(lie[bytes.Index(lie, []byte{0xff, 0xc0})+5:], "\xff\xff\xff\xff")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, _, err := Recode{Decode: true}.Apply(lie)
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; !errors.Is(err, jpeg.ErrTooLarge) || n > 1<<20 {
+		t.Errorf("JPEG of 65,535 x 65,535: %v, %d bytes were allocated", err, n)
 	}
 	for spec, says := range map[string]string{
 		"RandomCrop(70)|CenterCrop(3)":                                "smaller than the crop",
