@@ -26,10 +26,10 @@ type Deriving interface {
 // row, and a row is read as its documents back to back (see [Packed.Begin]). Which documents share a row depends
 // only on their sizes, so it is the same in every epoch, on every machine.
 type Packed struct {
-	base  Dataset
-	docs  []uint32 // documents, row by row
-	first []uint32 // of each row in docs, and the end
-	waste Waste
+	Dataset          // of the documents
+	docs    []uint32 // documents, row by row
+	first   []uint32 // of each row in docs, and the end
+	waste   Waste
 }
 
 // Waste is the cost of a packing.
@@ -59,7 +59,7 @@ func Pack(ds Dataset, length int, cut bool, tokens func(size int64) (int64, erro
 		return nil, fmt.Errorf("%d documents: the limit is 2^32-2", n)
 	}
 	places := order.Uniform(n, 0, 0)
-	p := &Packed{base: ds, docs: make([]uint32, n), first: []uint32{0}}
+	p := &Packed{Dataset: ds, docs: make([]uint32, n), first: []uint32{0}}
 	lengths := make([]uint32, n)
 	count := make([]int, length+2) // documents by length, then where they begin, the longest first
 	for i := range lengths {
@@ -184,7 +184,7 @@ func (s *shelf) find(n int) (int, bool) {
 // Over returns the same packing for a dataset whose samples have the same sizes.
 func (p *Packed) Over(ds Dataset) *Packed {
 	q := *p
-	q.base = ds
+	q.Dataset = ds
 	return &q
 }
 
@@ -193,9 +193,6 @@ func (p *Packed) Waste() Waste { return p.waste }
 
 // Documents returns the samples of the base dataset that make a row, longest first.
 func (p *Packed) Documents(row int) []uint32 { return p.docs[p.first[row]:p.first[row+1]] }
-
-// Version implements Dataset: it is the base's.
-func (p *Packed) Version() string { return p.base.Version() }
 
 // Len implements Dataset.
 func (p *Packed) Len() int { return len(p.first) - 1 }
@@ -214,7 +211,7 @@ func (p *Packed) Size(row int) int64 {
 	docs := p.Documents(row)
 	n := packedHeader(len(docs))
 	for _, d := range docs {
-		n += p.base.Size(int(d))
+		n += p.Dataset.Size(int(d))
 	}
 	return n
 }
@@ -225,7 +222,7 @@ func (p *Packed) Path(row int) string {
 	docs := p.Documents(row)
 	var names []string
 	for _, d := range docs[:min(shown, len(docs))] {
-		names = append(names, p.base.Path(int(d)))
+		names = append(names, p.Dataset.Path(int(d)))
 	}
 	if len(docs) > shown {
 		names = append(names, fmt.Sprintf("and %d more", len(docs)-shown))
@@ -249,7 +246,7 @@ func (p *Packed) Begin(name string, seq order.Order, start, weight int, _ ...str
 	for i := range seq.Len() {
 		o.first[i+1] = o.first[i] + len(p.Documents(seq.At(i)))
 	}
-	s, err := p.base.Begin(name, o, o.first[start], weight)
+	s, err := p.Dataset.Begin(name, o, o.first[start], weight)
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +281,7 @@ func (s *packedStream) Read(ctx context.Context, pos int) ([]byte, func(), error
 	for i, d := range docs {
 		data, release, err := s.Stream.Read(ctx, s.order.first[pos]+i)
 		if err != nil {
-			return nil, nil, fmt.Errorf("document %d (%s): %w", d, s.order.p.base.Path(int(d)), err)
+			return nil, nil, fmt.Errorf("document %d (%s): %w", d, s.order.p.Dataset.Path(int(d)), err)
 		}
 		entry := out[packedHeader(i):]
 		binary.LittleEndian.PutUint64(entry, uint64(d))

@@ -25,7 +25,7 @@ type Owned interface {
 func unitsOf(ds Dataset) (source [16]byte, unit func(sample int) uint64, err error) {
 	switch ds := ds.(type) {
 	case *Packed: // by the longest document
-		source, unit, err = unitsOf(ds.base)
+		source, unit, err = unitsOf(ds.Dataset)
 		return source, func(row int) uint64 { return unit(int(ds.Documents(row)[0])) }, err
 	case Owned:
 		return ds.Source(), ds.Units(), nil
