@@ -2,6 +2,7 @@ package gpuingest
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"image"
 	"image/color"
@@ -75,10 +76,25 @@ func (p *picture) decodeOther() error {
 	if size.X < 1 || size.Y < 1 {
 		return fmt.Errorf("%w: %s of %v pixels", ErrBadSample, kind, size)
 	}
+	if m, ok := img.(*image.Paletted); ok {
+		complete(m.Palette, p.src)
+	}
 	p.buf = getBuffer(size.X * size.Y * 3)
 	toRGB(*p.buf, img, p.src[pngColour] == 0)
 	p.src, p.size0 = *p.buf, size
 	return nil
+}
+
+// complete makes grey what a PNG's palette lacks and its pixels have, as Pillow does: Go makes it black.
+func complete(palette color.Palette, png []byte) {
+	for at := 8; at+8 <= len(png); at += 12 + int(binary.BigEndian.Uint32(png[at:])) {
+		if string(png[at+4:at+8]) == "PLTE" {
+			for i := int(binary.BigEndian.Uint32(png[at:])) / 3; i < len(palette); i++ {
+				palette[i] = color.Gray{uint8(i)}
+			}
+			return
+		}
+	}
 }
 
 // Where a PNG has the bits of a sample and the type of its colours, which is 0 for grey without a channel of alpha.

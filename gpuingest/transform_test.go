@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"image"
+	"image/color/palette"
 	"image/png"
 	"math"
 	"math/rand/v2"
@@ -317,6 +318,8 @@ func TestOtherFormats(t *testing.T) {
 		"grey16": &image.Gray16{Pix: []byte{0, 7, 1, 0, 0, 255, 255, 255}, Stride: 4, Rect: image.Rect(0, 0, 2, 2)},
 		"rgba64": &image.NRGBA64{Pix: []byte{1, 2, 3, 4, 5, 6, 7, 8, 250, 128, 251, 255, 252, 1, 255, 255}, Stride: 16,
 			Rect: image.Rect(0, 0, 2, 1)},
+		"short palette": &image.Paletted{Pix: []byte{0, 19, 20, 200}, Stride: 2, Rect: image.Rect(0, 0, 2, 2),
+			Palette: palette.Plan9[:20]},
 		"rgb48": &image.NRGBA64{Pix: []byte{1, 2, 3, 4, 5, 6, 255, 255, 250, 128, 251, 255, 252, 1, 255, 255},
 			Stride: 16, Rect: image.Rect(0, 0, 2, 1)},
 	} {
