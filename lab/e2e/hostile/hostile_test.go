@@ -26,7 +26,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/shoalfs/shoal/lab/rig/hostile"
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
@@ -55,7 +54,7 @@ func TestMain(m *testing.M) {
 // row is a way to answer and what is to come of it.
 type row struct {
 	name   string
-	script hostile.Script
+	script Script
 	// want is "bytes", "empty", or the error of reading d/x.bin: EIO, ESTALE, EACCES; or "refused", by the mount; or
 	// "interrupted", where it ends when it is told to.
 	want string
@@ -176,13 +175,13 @@ func attempt(t *testing.T, r row) (o outcome) {
 		size = small
 	}
 	objects := map[string][]byte{"d/a.bin": noise(small), "d/b.bin": noise(small), "d/x.bin": noise(size)}
-	var server *hostile.Server
+	var server *Server
 	var endpoint string
 	if r.start != nil {
 		endpoint = r.start(t)
 	} else {
 		var err error
-		if server, err = hostile.Start(objects, r.tls, r.script); err != nil {
+		if server, err = Start(objects, r.tls, r.script); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(server.Stop)
@@ -242,7 +241,7 @@ func (r row) judge(o *outcome, said, key string) string {
 }
 
 // read reads the row's object, and beside and after it sound ones.
-func (r row) read(t *testing.T, m *mount, server *hostile.Server, objects map[string][]byte, o *outcome) string {
+func (r row) read(t *testing.T, m *mount, server *Server, objects map[string][]byte, o *outcome) string {
 	type answer struct {
 		data []byte
 		err  error
@@ -278,7 +277,7 @@ func (r row) read(t *testing.T, m *mount, server *hostile.Server, objects map[st
 		o.got, o.took = "hangs", time.Since(began)
 		return "the read does not return"
 	}
-	o.took, o.gets = time.Since(began), server.Count(hostile.Get, "d/x.bin")
+	o.took, o.gets = time.Since(began), server.Count(Get, "d/x.bin")
 	o.got = nameOf(a.err)
 	switch {
 	case a.err == nil && len(a.data) == 0:
@@ -307,7 +306,7 @@ func nameOf(err error) string {
 }
 
 // again mounts the cache directory once more, before a store that is sound now: nothing wrong was kept.
-func again(m *mount, server *hostile.Server, objects map[string][]byte) string {
+func again(m *mount, server *Server, objects map[string][]byte) string {
 	server.Set(nil)
 	if said, err := m.up(); err != nil {
 		return "the second mount: " + said

@@ -18,9 +18,9 @@ import (
 )
 
 // get answers the GETs of the row's object.
-func get(answer func(x *hostile.Exchange)) hostile.Script {
-	return func(x *hostile.Exchange) bool {
-		if x.Op != hostile.Get || x.Key != "d/x.bin" {
+func get(answer func(x *Exchange)) Script {
+	return func(x *Exchange) bool {
+		if x.Op != Get || x.Key != "d/x.bin" {
 			return false
 		}
 		answer(x)
@@ -29,8 +29,8 @@ func get(answer func(x *hostile.Exchange)) hostile.Script {
 }
 
 // changed answers them soundly but for a change.
-func changed(change func(a *hostile.Answer)) hostile.Script {
-	return get(func(x *hostile.Exchange) {
+func changed(change func(a *Answer)) Script {
+	return get(func(x *Exchange) {
 		a := x.Sound()
 		change(a)
 		x.Send(a.Bytes())
@@ -41,28 +41,28 @@ func changed(change func(a *hostile.Answer)) hostile.Script {
 }
 
 // set replaces a header.
-func set(name, value string) hostile.Script {
-	return changed(func(a *hostile.Answer) { a.Set(name, value) })
+func set(name, value string) Script {
+	return changed(func(a *Answer) { a.Set(name, value) })
 }
 
 // added adds one.
-func added(name, value string) hostile.Script {
-	return changed(func(a *hostile.Answer) { a.Add(name, value) })
+func added(name, value string) Script {
+	return changed(func(a *Answer) { a.Add(name, value) })
 }
 
 // sent answers by the same bytes each time.
-func sent(b string) hostile.Script {
-	return get(func(x *hostile.Exchange) { x.Send([]byte(b)); x.Close() })
+func sent(b string) Script {
+	return get(func(x *Exchange) { x.Send([]byte(b)); x.Close() })
 }
 
 // failing answers by an error.
-func failing(a *hostile.Answer) hostile.Script {
-	return get(func(x *hostile.Exchange) { x.Send(a.Bytes()) })
+func failing(a *Answer) Script {
+	return get(func(x *Exchange) { x.Send(a.Bytes()) })
 }
 
 // part answers a GET without Range by a part, as if the object had total bytes.
-func part(first, last, total int) hostile.Script {
-	return changed(func(a *hostile.Answer) {
+func part(first, last, total int) Script {
+	return changed(func(a *Answer) {
 		a.Status = "HTTP/1.1 206 Partial Content"
 		a.Add("Content-Range", fmt.Sprintf("bytes %d-%d/%d", first, last, total))
 		a.Sized(bytes.Repeat(a.Body, 1+(last+1)/len(a.Body))[first : last+1])
@@ -70,8 +70,8 @@ func part(first, last, total int) hostile.Script {
 }
 
 // ranged shifts what an answer to a GET with Range says of its range.
-func ranged(first, last, total int) hostile.Script {
-	return changed(func(a *hostile.Answer) {
+func ranged(first, last, total int) Script {
+	return changed(func(a *Answer) {
 		var f, l, n int
 		if _, err := fmt.Sscanf(a.Get("Content-Range"), "bytes %d-%d/%d", &f, &l, &n); err == nil {
 			a.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", f+first, l+last, n+total))
@@ -80,7 +80,7 @@ func ranged(first, last, total int) hostile.Script {
 }
 
 // half sends the head and the first half of the body.
-func half(x *hostile.Exchange) {
+func half(x *Exchange) {
 	a := x.Sound()
 	a.Body = a.Body[:len(a.Body)/2]
 	x.Send(a.Bytes())
@@ -95,9 +95,9 @@ func squeezed(b []byte) []byte {
 }
 
 // lists answers listings, but not the probe.
-func lists(answer func(x *hostile.Exchange)) hostile.Script {
-	return func(x *hostile.Exchange) bool {
-		if x.Op != hostile.List || x.Key != "d/" {
+func lists(answer func(x *Exchange)) Script {
+	return func(x *Exchange) bool {
+		if x.Op != List || x.Key != "d/" {
 			return false
 		}
 		answer(x)
@@ -106,25 +106,25 @@ func lists(answer func(x *hostile.Exchange)) hostile.Script {
 }
 
 // listed answers them by one page.
-func listed(page func(sound []string) string) hostile.Script {
-	return lists(func(x *hostile.Exchange) { x.Send(hostile.XML("200 OK", page(x.Entries())).Bytes()) })
+func listed(page func(sound []string) string) Script {
+	return lists(func(x *Exchange) { x.Send(XML("200 OK", page(x.Entries())).Bytes()) })
 }
 
 // beside lists an entry more.
-func beside(entries ...string) hostile.Script {
+func beside(entries ...string) Script {
 	return listed(func(sound []string) string { return hostile.Page("", append(sound, entries...)...) })
 }
 
 // asX lists the object with another size or ETag.
-func asX(change func(entry string) string) hostile.Script {
+func asX(change func(entry string) string) Script {
 	return listed(func(sound []string) string {
 		return hostile.Page("", append(sound[:2:2], change(sound[2]))...)
 	})
 }
 
 // any answers all requests.
-func any(answer func(x *hostile.Exchange)) hostile.Script {
-	return func(x *hostile.Exchange) bool { answer(x); return true }
+func any(answer func(x *Exchange)) Script {
+	return func(x *Exchange) bool { answer(x); return true }
 }
 
 // groups are the parts of the table.
@@ -150,9 +150,9 @@ const etag = "00000000000000000000000000000000"
 
 // answers are heads and bodies of GETs without Range.
 func answers() []row {
-	xmlError := func(status, code string) hostile.Script { return failing(hostile.Error(status, code)) }
-	bare := func(status string) hostile.Script {
-		return failing(&hostile.Answer{Status: "HTTP/1.1 " + status, Header: [][2]string{{"Content-Length", "0"}}})
+	xmlError := func(status, code string) Script { return failing(Error(status, code)) }
+	bare := func(status string) Script {
+		return failing(&Answer{Status: "HTTP/1.1 " + status, Header: [][2]string{{"Content-Length", "0"}}})
 	}
 	return []row{
 		{name: "sound", script: nil, want: "bytes", within: atOnce, core: true},
@@ -163,49 +163,49 @@ func answers() []row {
 		{name: "206 unasked, the first part", script: part(0, 999, 5000),
 			want: "EIO", text: "bytes 0-999/5000", within: allTries},
 		{name: "206 unasked, all of it", script: part(0, 4999, 5000), want: "EIO", text: "HTTP 206", within: allTries},
-		{name: "206 unasked, without Content-Range", script: changed(func(a *hostile.Answer) {
+		{name: "206 unasked, without Content-Range", script: changed(func(a *Answer) {
 			a.Status = "HTTP/1.1 206 Partial Content"
 		}), want: "EIO", text: "HTTP 206", within: allTries},
 		{name: "200 with Content-Range", script: set("Content-Range", "bytes 5000-9999/10000"),
 			want: "EIO", text: "bytes 5000-9999/10000", within: allTries},
-		{name: "a shorter object", script: changed(func(a *hostile.Answer) { a.Sized(a.Body[:4000]) }),
+		{name: "a shorter object", script: changed(func(a *Answer) { a.Sized(a.Body[:4000]) }),
 			want: "EIO", text: "the answer has 4000", within: allTries},
-		{name: "a longer object", script: changed(func(a *hostile.Answer) { a.Sized(append(a.Body, 'x')) }),
+		{name: "a longer object", script: changed(func(a *Answer) { a.Sized(append(a.Body, 'x')) }),
 			want: "EIO", text: "the answer has 5001", within: allTries},
-		{name: "no Content-Length, then the end", script: changed(func(a *hostile.Answer) {
+		{name: "no Content-Length, then the end", script: changed(func(a *Answer) {
 			a.Del("Content-Length")
 			a.Set("Connection", "close")
 		}), want: "bytes", within: atOnce, core: true},
-		{name: "no Content-Length, an early end", script: changed(func(a *hostile.Answer) {
+		{name: "no Content-Length, an early end", script: changed(func(a *Answer) {
 			a.Del("Content-Length")
 			a.Set("Connection", "close")
 			a.Body = a.Body[:99]
 		}), want: "EIO", text: "after 99 of 5000", within: allTries},
-		{name: "no Content-Length, a late end", script: changed(func(a *hostile.Answer) {
+		{name: "no Content-Length, a late end", script: changed(func(a *Answer) {
 			a.Del("Content-Length")
 			a.Set("Connection", "close")
 			a.Body = append(a.Body, 'x')
 		}), want: "EIO", text: "longer than announced", within: allTries},
-		{name: "no Content-Length, no end", script: changed(func(a *hostile.Answer) { a.Del("Content-Length") }),
+		{name: "no Content-Length, no end", script: changed(func(a *Answer) { a.Del("Content-Length") }),
 			want: "EIO", text: "gave up", within: twoMinutes},
-		{name: "chunked", script: changed(func(a *hostile.Answer) { a.Chunked() }), want: "bytes", within: atOnce,
+		{name: "chunked", script: changed(func(a *Answer) { a.Chunked() }), want: "bytes", within: atOnce,
 			core: true},
-		{name: "chunked, longer", script: changed(func(a *hostile.Answer) {
+		{name: "chunked, longer", script: changed(func(a *Answer) {
 			a.Body = append(a.Body, 'x')
 			a.Chunked()
 		}), want: "EIO", text: "longer than announced", within: allTries},
-		{name: "chunked, shorter", script: changed(func(a *hostile.Answer) { a.Body = a.Body[:99]; a.Chunked() }),
+		{name: "chunked, shorter", script: changed(func(a *Answer) { a.Body = a.Body[:99]; a.Chunked() }),
 			want: "EIO", text: "after 99 of 5000", within: allTries},
-		{name: "chunked, without its last chunk", script: changed(func(a *hostile.Answer) {
+		{name: "chunked, without its last chunk", script: changed(func(a *Answer) {
 			a.Chunked()
 			a.Body = a.Body[:len(a.Body)-5]
 			a.Set("Connection", "close")
 		}), want: "EIO", text: "gave up", within: allTries},
-		{name: "chunked, a chunk of 2^64 bytes", script: changed(func(a *hostile.Answer) {
+		{name: "chunked, a chunk of 2^64 bytes", script: changed(func(a *Answer) {
 			a.Chunked()
 			a.Body = append([]byte("10000000000000000\r\n"), a.Body...)
 		}), want: "EIO", text: "gave up", within: allTries},
-		{name: "chunked, with a length", script: changed(func(a *hostile.Answer) {
+		{name: "chunked, with a length", script: changed(func(a *Answer) {
 			a.Chunked()
 			a.Add("Content-Length", "7")
 		}), want: "bytes", within: atOnce, core: true},
@@ -219,25 +219,25 @@ func answers() []row {
 			want: "EIO", text: "Content-Length", within: allTries},
 		{name: "a length of 2^64", script: set("Content-Length", "18446744073709551616"),
 			want: "EIO", text: "Content-Length", within: allTries},
-		{name: "more bytes than the length", script: changed(func(a *hostile.Answer) {
+		{name: "more bytes than the length", script: changed(func(a *Answer) {
 			a.Body = append(a.Body, "and more"...)
 		}), want: "bytes", within: allTries},
-		{name: "another answer behind it", script: changed(func(a *hostile.Answer) {
+		{name: "another answer behind it", script: changed(func(a *Answer) {
 			a.Body = append(a.Body, a.Bytes()...)
 		}), want: "bytes", within: allTries},
 		{name: "another ETag", script: set("ETag", `"`+etag+`"`), want: "ESTALE", text: etag, within: atOnce,
 			core: true},
-		{name: "no ETag", script: changed(func(a *hostile.Answer) {
+		{name: "no ETag", script: changed(func(a *Answer) {
 			a.Del("ETag")
 		}), want: "EIO", text: "no ETag", within: allTries},
-		{name: "the ETag, weak", script: changed(func(a *hostile.Answer) { a.Set("ETag", "W/"+a.Get("ETag")) }),
+		{name: "the ETag, weak", script: changed(func(a *Answer) { a.Set("ETag", "W/"+a.Get("ETag")) }),
 			want: "EIO", text: "weak", within: allTries},
 		{name: "two ETags", script: added("ETag", `"`+etag+`"`), want: "EIO", text: "ETag", within: allTries},
-		{name: "gzip, with its length", script: changed(func(a *hostile.Answer) {
+		{name: "gzip, with its length", script: changed(func(a *Answer) {
 			a.Set("Content-Encoding", "gzip")
 			a.Sized(squeezed(a.Body))
 		}), want: "EIO", text: "asked for 5000 bytes", within: allTries},
-		{name: "gzip, chunked", script: changed(func(a *hostile.Answer) {
+		{name: "gzip, chunked", script: changed(func(a *Answer) {
 			a.Set("Content-Encoding", "gzip")
 			a.Body = squeezed(a.Body)
 			a.Chunked()
@@ -249,16 +249,16 @@ func answers() []row {
 		{name: "a date that is none", script: set("Last-Modified", "yesterday"), want: "bytes", within: atOnce,
 			core: true},
 		{name: "301 to elsewhere",
-			script: failing(&hostile.Answer{Status: "HTTP/1.1 301 Moved Permanently",
+			script: failing(&Answer{Status: "HTTP/1.1 301 Moved Permanently",
 				Header: [][2]string{{"Location", "http://127.0.0.1:1/bucket/d/x.bin"}, {"Content-Length", "0"}}}),
 			want: "EIO", text: "301", within: atOnce},
 		{name: "307 to itself", script: failing(
-			&hostile.Answer{Status: "HTTP/1.1 307 Temporary Redirect",
+			&Answer{Status: "HTTP/1.1 307 Temporary Redirect",
 				Header: [][2]string{{"Location", "/bucket/d/x.bin"}, {"Content-Length", "0"}}}), want: "EIO",
 			text: "307", within: allTries},
-		{name: "204", script: failing(&hostile.Answer{Status: "HTTP/1.1 204 No Content"}),
+		{name: "204", script: failing(&Answer{Status: "HTTP/1.1 204 No Content"}),
 			want: "EIO", text: "204", within: atOnce},
-		{name: "304", script: failing(&hostile.Answer{Status: "HTTP/1.1 304 Not Modified"}),
+		{name: "304", script: failing(&Answer{Status: "HTTP/1.1 304 Not Modified"}),
 			want: "EIO", text: "304", within: atOnce},
 		{name: "400", script: bare("400 Bad Request"), want: "EIO", text: "400", within: atOnce},
 		{name: "403, XML", script: xmlError("403 Forbidden", "AccessDenied"),
@@ -278,27 +278,27 @@ func answers() []row {
 			want: "EIO", text: "500", within: allTries},
 		{name: "503 SlowDown for ever", script: xmlError("503 Slow Down", "SlowDown"),
 			want: "EIO", text: "SlowDown", within: allTries},
-		{name: "500, 503, then sound", script: func(x *hostile.Exchange) bool {
-			return get(func(x *hostile.Exchange) {
-				x.Send([][]byte{hostile.Error("500 Internal Server Error", "InternalError").Bytes(),
-					hostile.Error("503 Slow Down", "SlowDown").Bytes(), x.Sound().Bytes()}[min(x.N, 2)])
+		{name: "500, 503, then sound", script: func(x *Exchange) bool {
+			return get(func(x *Exchange) {
+				x.Send([][]byte{Error("500 Internal Server Error", "InternalError").Bytes(),
+					Error("503 Slow Down", "SlowDown").Bytes(), x.Sound().Bytes()}[min(x.N, 2)])
 			})(x)
 		}, want: "bytes", within: allTries, core: true},
-		{name: "an error's XML without end", script: get(func(x *hostile.Exchange) {
+		{name: "an error's XML without end", script: get(func(x *Exchange) {
 			x.Send([]byte("HTTP/1.1 500 Internal Server Error\r\n\r\n<Error><Message>"))
 			x.Pour([]byte("again and "))
 		}), want: "EIO", text: "500", within: twoMinutes},
 		{name: "200, a web page",
-			script: failing(&hostile.Answer{Status: "HTTP/1.1 200 OK",
+			script: failing(&Answer{Status: "HTTP/1.1 200 OK",
 				Header: [][2]string{{"Content-Type", "text/html"}, {"Content-Length", "22"}},
 				Body:   []byte("<html>It works!</html>")}), want: "EIO", text: "no ETag", within: allTries},
-		{name: "200, an error's XML", script: failing(hostile.Error("200 OK", "InternalError")),
+		{name: "200, an error's XML", script: failing(Error("200 OK", "InternalError")),
 			want: "EIO", text: "no ETag", within: allTries},
-		{name: "HTTP/1.0", script: changed(func(a *hostile.Answer) {
+		{name: "HTTP/1.0", script: changed(func(a *Answer) {
 			a.Status = "HTTP/1.0 200 OK"
 			a.Del("Content-Length")
 		}), want: "bytes", within: atOnce, core: true},
-		{name: "HTTP/2.0 in its status line", script: changed(func(a *hostile.Answer) { a.Status = "HTTP/2.0 200 OK" }),
+		{name: "HTTP/2.0 in its status line", script: changed(func(a *Answer) { a.Status = "HTTP/2.0 200 OK" }),
 			want: "EIO", text: "malformed", within: allTries},
 	}
 }
@@ -307,7 +307,7 @@ func answers() []row {
 func ranges() []row {
 	rows := []row{
 		{name: "range: sound", script: nil, want: "bytes", within: atOnce},
-		{name: "range: 200 with all of it", script: get(func(x *hostile.Exchange) {
+		{name: "range: 200 with all of it", script: get(func(x *Exchange) {
 			x.Header.Del("Range")
 			x.Send(x.Sound().Bytes())
 		}), want: "EIO", text: "whole object", within: atOnce},
@@ -319,23 +319,23 @@ func ranges() []row {
 			want: "EIO", text: "the answer's range", within: allTries},
 		{name: "range: another total", script: ranged(0, 0, 1),
 			want: "ESTALE", text: "another version", within: atOnce},
-		{name: "range: unknown total", script: changed(func(a *hostile.Answer) {
+		{name: "range: unknown total", script: changed(func(a *Answer) {
 			r, _, _ := strings.Cut(a.Get("Content-Range"), "/")
 			a.Set("Content-Range", r+"/*")
 		}), want: "bytes", within: atOnce},
-		{name: "range: no Content-Range", script: changed(func(a *hostile.Answer) { a.Del("Content-Range") }),
+		{name: "range: no Content-Range", script: changed(func(a *Answer) { a.Del("Content-Range") }),
 			want: "EIO", text: "the answer's range", within: allTries},
 		{name: "range: two of them", script: added("Content-Range", "bytes 0-1/2"),
 			want: "EIO", text: "Content-Range", within: allTries},
-		{name: "range: multipart", script: changed(func(a *hostile.Answer) {
+		{name: "range: multipart", script: changed(func(a *Answer) {
 			a.Del("Content-Range")
 			a.Set("Content-Type", "multipart/byteranges; boundary=x")
 		}), want: "EIO", text: "the answer's range", within: allTries},
-		{name: "range: chunked", script: changed(func(a *hostile.Answer) { a.Chunked() }), want: "bytes",
+		{name: "range: chunked", script: changed(func(a *Answer) { a.Chunked() }), want: "bytes",
 			within: atOnce},
-		{name: "range: a shorter body", script: changed(func(a *hostile.Answer) { a.Sized(a.Body[1:]) }),
+		{name: "range: a shorter body", script: changed(func(a *Answer) { a.Sized(a.Body[1:]) }),
 			want: "EIO", text: "the answer has", within: allTries},
-		{name: "range: always 416", script: failing(hostile.Error("416 Range Not Satisfiable", "InvalidRange")),
+		{name: "range: always 416", script: failing(Error("416 Range Not Satisfiable", "InvalidRange")),
 			want: "ESTALE", text: "InvalidRange", within: atOnce},
 	}
 	for i := range rows {
@@ -347,45 +347,45 @@ func ranges() []row {
 // connections are what goes wrong below HTTP, or in its framing, in answers to GETs.
 func connections() []row {
 	return []row{
-		{name: "a reset instead of an answer", script: get(func(x *hostile.Exchange) { x.Reset() }),
+		{name: "a reset instead of an answer", script: get(func(x *Exchange) { x.Reset() }),
 			want: "EIO", text: "gave up", within: allTries},
-		{name: "an end instead of an answer", script: get(func(x *hostile.Exchange) { x.Close() }),
+		{name: "an end instead of an answer", script: get(func(x *Exchange) { x.Close() }),
 			want: "EIO", text: "gave up", within: allTries},
-		{name: "a reset in the body", script: get(func(x *hostile.Exchange) { half(x); x.Reset() }),
+		{name: "a reset in the body", script: get(func(x *Exchange) { half(x); x.Reset() }),
 			want: "EIO", text: "gave up", within: allTries},
-		{name: "an end in the body", script: get(func(x *hostile.Exchange) { half(x); x.Close() }),
+		{name: "an end in the body", script: get(func(x *Exchange) { half(x); x.Close() }),
 			want: "EIO", text: "of 5000 bytes", within: allTries},
-		{name: "a half-close in the body", script: get(func(x *hostile.Exchange) { half(x); x.HalfClose() }),
+		{name: "a half-close in the body", script: get(func(x *Exchange) { half(x); x.HalfClose() }),
 			want: "EIO", text: "of 5000 bytes", within: allTries},
-		{name: "a stall before the answer", script: get(func(x *hostile.Exchange) { x.Stall() }),
+		{name: "a stall before the answer", script: get(func(x *Exchange) { x.Stall() }),
 			want: "EIO", text: "gave up", within: twoMinutes},
-		{name: "a stall in the head", script: get(func(x *hostile.Exchange) {
+		{name: "a stall in the head", script: get(func(x *Exchange) {
 			x.Send([]byte("HTTP/1.1 200 OK\r\nETag"))
 			x.Stall()
 		}), want: "EIO", text: "gave up", within: twoMinutes},
-		{name: "a stall in the body", script: get(func(x *hostile.Exchange) { half(x); x.Stall() }),
+		{name: "a stall in the body", script: get(func(x *Exchange) { half(x); x.Stall() }),
 			want: "EIO", text: "no answer within", within: twoMinutes},
-		{name: "a body of a byte a second", script: get(func(x *hostile.Exchange) {
+		{name: "a body of a byte a second", script: get(func(x *Exchange) {
 			x.Drip(x.Sound().Bytes(), time.Second)
 		}), want: "EIO", text: "gave up", within: twoMinutes},
-		{name: "a body of 1 KB a second", script: get(func(x *hostile.Exchange) {
+		{name: "a body of 1 KB a second", script: get(func(x *Exchange) {
 			x.Drip(x.Sound().Bytes(), time.Millisecond)
 		}), want: "bytes", within: allTries},
 		{name: "a head of 60 KB", script: set("X-Amz-Meta-Long", strings.Repeat("x", 60_000)), want: "bytes",
 			within: atOnce, core: true},
 		{name: "a head of 1 MB", script: set("X-Amz-Meta-Long", strings.Repeat("x", 1_000_000)),
 			want: "EIO", text: "malformed", within: allTries},
-		{name: "a head without end", script: get(func(x *hostile.Exchange) {
+		{name: "a head without end", script: get(func(x *Exchange) {
 			x.Send([]byte("HTTP/1.1 200 OK\r\n"))
 			x.Pour([]byte("X: y\r\n"))
 		}), want: "EIO", text: "malformed", within: allTries},
-		{name: "a body without end", script: get(func(x *hostile.Exchange) {
+		{name: "a body without end", script: get(func(x *Exchange) {
 			a := x.Sound()
 			a.Del("Content-Length")
 			x.Send(a.Bytes())
 			x.Pour([]byte("x"))
 		}), want: "EIO", text: "longer than announced", within: allTries},
-		{name: "chunks without end", script: get(func(x *hostile.Exchange) {
+		{name: "chunks without end", script: get(func(x *Exchange) {
 			a := x.Sound()
 			a.Body = nil
 			a.Chunked()
@@ -393,10 +393,10 @@ func connections() []row {
 			x.Send(a.Bytes())
 			x.Pour([]byte("4\r\nxxxx\r\n"))
 		}), want: "EIO", text: "longer than announced", within: allTries},
-		{name: "100 Continue thrice", script: changed(func(a *hostile.Answer) {
+		{name: "100 Continue thrice", script: changed(func(a *Answer) {
 			a.Status = strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 3) + a.Status
 		}), want: "bytes", within: atOnce, core: true},
-		{name: "100 Continue for ever", script: get(func(x *hostile.Exchange) {
+		{name: "100 Continue for ever", script: get(func(x *Exchange) {
 			x.Pour([]byte("HTTP/1.1 100 Continue\r\n\r\n"))
 		}), want: "EIO", text: "gave up", within: twoMinutes},
 		{name: "101", script: sent("HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\n\r\n"),
@@ -405,7 +405,7 @@ func connections() []row {
 			want: "EIO", text: "gave up", within: allTries},
 		{name: "HTTP/2's preface", script: sent("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
 			want: "EIO", text: "malformed", within: allTries},
-		{name: "garbage", script: get(func(x *hostile.Exchange) {
+		{name: "garbage", script: get(func(x *Exchange) {
 			_, _ = io.CopyN(senderOf(x), rand.Reader, 100_000)
 			x.Close()
 		}), want: "EIO", text: "gave up", within: allTries},
@@ -413,15 +413,15 @@ func connections() []row {
 			want: "EIO", text: "malformed", within: allTries},
 		{name: "a header without colon", script: added("X\r\nnothing", "y"),
 			want: "EIO", text: "malformed", within: allTries},
-		{name: "a status of 2e2", script: changed(func(a *hostile.Answer) { a.Status = "HTTP/1.1 2e2 OK" }),
+		{name: "a status of 2e2", script: changed(func(a *Answer) { a.Status = "HTTP/1.1 2e2 OK" }),
 			want: "EIO", text: "malformed", within: allTries},
 	}
 }
 
 // sender is an exchange as a writer.
-type sender struct{ x *hostile.Exchange }
+type sender struct{ x *Exchange }
 
-func senderOf(x *hostile.Exchange) io.Writer { return sender{x} }
+func senderOf(x *Exchange) io.Writer { return sender{x} }
 
 func (s sender) Write(p []byte) (int, error) {
 	s.x.Send(p)
@@ -430,24 +430,24 @@ func (s sender) Write(p []byte) (int, error) {
 
 // listings are what comes of listings that are not sound.
 func listings() []row {
-	page := func(body string) hostile.Script { return listed(func([]string) string { return body }) }
-	replaced := func(old, by string) hostile.Script {
+	page := func(body string) Script { return listed(func([]string) string { return body }) }
+	replaced := func(old, by string) Script {
 		return asX(func(entry string) string { return strings.Replace(entry, old, by, 1) })
 	}
 	const slow = 2*time.Minute + 30*time.Second // the last page that is begun has its 30 s
 	return []row{
-		{name: "listing: a web page", script: lists(func(x *hostile.Exchange) {
-			a := hostile.XML("200 OK", "<html>It works!</html>")
+		{name: "listing: a web page", script: lists(func(x *Exchange) {
+			a := XML("200 OK", "<html>It works!</html>")
 			a.Set("Content-Type", "text/html")
 			x.Send(a.Bytes())
 		}), want: "refused", text: "web page", within: atOnce, core: true},
-		{name: "listing: a web page, 404", script: lists(func(x *hostile.Exchange) {
-			a := hostile.XML("404 File not found", "<html>Nothing matches the given URI.</html>")
+		{name: "listing: a web page, 404", script: lists(func(x *Exchange) {
+			a := XML("404 File not found", "<html>Nothing matches the given URI.</html>")
 			a.Set("Content-Type", "text/html;charset=utf-8")
 			x.Send(a.Bytes())
 		}), want: "refused", text: "not an S3 API", within: atOnce, core: true},
-		{name: "listing: JSON", script: lists(func(x *hostile.Exchange) {
-			a := hostile.XML("200 OK", "{}")
+		{name: "listing: JSON", script: lists(func(x *Exchange) {
+			a := XML("200 OK", "{}")
 			a.Set("Content-Type", "application/json")
 			x.Send(a.Bytes())
 		}), want: "refused", text: "not an S3 API", within: atOnce},
@@ -468,47 +468,47 @@ func listings() []row {
 			hostile.Page("", hostile.Entry("d/&a;", "1", etag))), want: "refused", text: "not XML", within: atOnce},
 		{name: "listing: XML 1,000,000 deep", script: page("<ListBucketResult>" + strings.Repeat("<a>", 1_000_000)),
 			want: "refused", text: "", within: allTries},
-		{name: "listing: one token for ever", script: lists(func(x *hostile.Exchange) {
-			x.Send(hostile.XML("200 OK",
+		{name: "listing: one token for ever", script: lists(func(x *Exchange) {
+			x.Send(XML("200 OK",
 				hostile.Page("same", hostile.Entry(fmt.Sprintf("d/%09d", x.N), "1", etag))).Bytes())
 		}), want: "refused", text: `continuation token "same" came twice`, within: atOnce, core: true},
-		{name: "listing: two tokens in turn", script: lists(func(x *hostile.Exchange) {
-			x.Send(hostile.XML("200 OK",
+		{name: "listing: two tokens in turn", script: lists(func(x *Exchange) {
+			x.Send(XML("200 OK",
 				hostile.Page(fmt.Sprint("token-", x.N%2),
 					hostile.Entry(fmt.Sprintf("d/%09d", x.N), "1", etag))).Bytes())
 		}), want: "refused", text: "came twice", within: atOnce},
-		{name: "listing: the first page for ever", script: lists(func(x *hostile.Exchange) {
-			x.Send(hostile.XML("200 OK", hostile.Page(fmt.Sprint("token-", x.N), x.Entries()...)).Bytes())
+		{name: "listing: the first page for ever", script: lists(func(x *Exchange) {
+			x.Send(XML("200 OK", hostile.Page(fmt.Sprint("token-", x.N), x.Entries()...)).Bytes())
 		}), want: "refused", text: `first key of a page "d/a.bin" came twice`, within: atOnce, core: true},
 		{name: "listing: truncated, without token",
 			script: page(strings.Replace(hostile.Page("", hostile.Entry("d/a", "1", etag)), "false", "true", 1)),
 			want:   "refused", text: "continuation token", within: atOnce},
-		{name: "listing: without end", script: lists(func(x *hostile.Exchange) {
+		{name: "listing: without end", script: lists(func(x *Exchange) {
 			entries := make([]string, 1000)
 			for i := range entries {
 				entries[i] = hostile.Entry(fmt.Sprintf("d/%09d-%04d", x.N, i), "1", etag)
 			}
-			x.Send(hostile.XML("200 OK", hostile.Page(fmt.Sprint("token-", x.N), entries...)).Bytes())
+			x.Send(XML("200 OK", hostile.Page(fmt.Sprint("token-", x.N), entries...)).Bytes())
 		}), want: "interrupted", text: "listing s3://bucket/d", within: allTries},
-		{name: "listing: a stall", script: lists(func(x *hostile.Exchange) {
+		{name: "listing: a stall", script: lists(func(x *Exchange) {
 			x.Stall()
 		}), want: "refused", text: "gave up", within: slow},
-		{name: "listing: a stall, told meanwhile", script: lists(func(x *hostile.Exchange) { x.Stall() }),
+		{name: "listing: a stall, told meanwhile", script: lists(func(x *Exchange) { x.Stall() }),
 			want: "interrupted", text: "opening s3://bucket/d", within: allTries},
-		{name: "listing: a stall in a page", script: lists(func(x *hostile.Exchange) {
-			b := hostile.XML("200 OK", hostile.Page("", x.Entries()...)).Bytes()
+		{name: "listing: a stall in a page", script: lists(func(x *Exchange) {
+			b := XML("200 OK", hostile.Page("", x.Entries()...)).Bytes()
 			x.Send(b[:len(b)-99])
 			x.Stall()
 		}), want: "refused", text: "arrived within 30s", within: slow},
-		{name: "listing: a byte a second", script: lists(func(x *hostile.Exchange) {
-			x.Drip(hostile.XML("200 OK", hostile.Page("", x.Entries()...)).Bytes(), time.Second)
+		{name: "listing: a byte a second", script: lists(func(x *Exchange) {
+			x.Drip(XML("200 OK", hostile.Page("", x.Entries()...)).Bytes(), time.Second)
 		}), want: "refused", text: "gave up", within: slow},
-		{name: "listing: a page without end", script: lists(func(x *hostile.Exchange) {
+		{name: "listing: a page without end", script: lists(func(x *Exchange) {
 			x.Send([]byte("HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\n\r\n<ListBucketResult>"))
 			x.Pour([]byte("<Contents><Key>d/a</Key></Contents>"))
 		}), want: "refused", text: "more than 16 MiB", within: 30 * time.Second},
-		{name: "listing: chunked", script: lists(func(x *hostile.Exchange) {
-			a := hostile.XML("200 OK", hostile.Page("", x.Entries()...))
+		{name: "listing: chunked", script: lists(func(x *Exchange) {
+			a := XML("200 OK", hostile.Page("", x.Entries()...))
 			a.Chunked()
 			x.Send(a.Bytes())
 		}), want: "bytes", within: atOnce, core: true},
@@ -581,16 +581,16 @@ func listings() []row {
 			_, c, _ := strings.Cut(b, "</ETag>")
 			return a + "<ETag>" + etag + "</ETag>" + c
 		}), want: "ESTALE", text: etag, within: atOnce},
-		{name: "listing: 403", script: lists(func(x *hostile.Exchange) {
-			x.Send(hostile.Error("403 Forbidden", "AccessDenied").Bytes())
+		{name: "listing: 403", script: lists(func(x *Exchange) {
+			x.Send(Error("403 Forbidden", "AccessDenied").Bytes())
 		}), want: "refused", text: "s3:ListBucket", within: atOnce},
-		{name: "listing: 301", script: lists(func(x *hostile.Exchange) {
-			x.Send(hostile.Error("301 Moved Permanently", "PermanentRedirect").Bytes())
+		{name: "listing: 301", script: lists(func(x *Exchange) {
+			x.Send(Error("301 Moved Permanently", "PermanentRedirect").Bytes())
 		}), want: "refused", text: "AWS_REGION", within: atOnce},
-		{name: "listing: 500 for ever", script: lists(func(x *hostile.Exchange) {
-			x.Send(hostile.Error("500 Internal Server Error", "InternalError").Bytes())
+		{name: "listing: 500 for ever", script: lists(func(x *Exchange) {
+			x.Send(Error("500 Internal Server Error", "InternalError").Bytes())
 		}), want: "refused", text: "InternalError", within: allTries},
-		{name: "listing: a reset", script: lists(func(x *hostile.Exchange) {
+		{name: "listing: a reset", script: lists(func(x *Exchange) {
 			x.Reset()
 		}), want: "refused", text: "gave up", within: allTries},
 	}
@@ -642,39 +642,39 @@ func starts() []row {
 		{name: "start: a certificate nobody signed", tls: certificate(), at: func(addr string) string {
 			return "https://" + addr
 		}, want: "refused", text: "AWS_CA_BUNDLE", within: atOnce},
-		{name: "start: 503 for ever", script: any(func(x *hostile.Exchange) {
-			x.Send(hostile.Error("503 Slow Down", "SlowDown").Bytes())
+		{name: "start: 503 for ever", script: any(func(x *Exchange) {
+			x.Send(Error("503 Slow Down", "SlowDown").Bytes())
 		}), want: "refused", text: "SlowDown", within: atOnce},
-		{name: "start: a wrong key", script: any(func(x *hostile.Exchange) {
-			x.Send(hostile.Error("403 Forbidden", "InvalidAccessKeyId").Bytes())
+		{name: "start: a wrong key", script: any(func(x *Exchange) {
+			x.Send(Error("403 Forbidden", "InvalidAccessKeyId").Bytes())
 		}), want: "refused", text: "AWS_ACCESS_KEY_ID", within: atOnce, core: true},
-		{name: "start: no such bucket", script: any(func(x *hostile.Exchange) {
-			x.Send(hostile.Error("404 Not Found", "NoSuchBucket").Bytes())
+		{name: "start: no such bucket", script: any(func(x *Exchange) {
+			x.Send(Error("404 Not Found", "NoSuchBucket").Bytes())
 		}), want: "refused", text: "check the bucket's name", within: atOnce},
-		{name: "start: 307 to itself", script: any(func(x *hostile.Exchange) {
-			a := hostile.Error("307 Temporary Redirect", "TemporaryRedirect")
+		{name: "start: 307 to itself", script: any(func(x *Exchange) {
+			a := Error("307 Temporary Redirect", "TemporaryRedirect")
 			a.Add("Location", x.URL.String())
 			x.Send(a.Bytes())
 		}), want: "refused", text: "TemporaryRedirect", within: atOnce},
-		{name: "start: HEAD stalls", script: func(x *hostile.Exchange) bool {
-			if x.Op == hostile.Head {
+		{name: "start: HEAD stalls", script: func(x *Exchange) bool {
+			if x.Op == Head {
 				x.Stall()
 			}
-			return x.Op == hostile.Head
+			return x.Op == Head
 		}, want: "refused", text: "gave up", within: twoMinutes},
-		{name: "start: HEAD answers without length", script: func(x *hostile.Exchange) bool {
-			if x.Op != hostile.Head {
+		{name: "start: HEAD answers without length", script: func(x *Exchange) bool {
+			if x.Op != Head {
 				return false
 			}
 			x.Send([]byte("HTTP/1.1 200 OK\r\nETag: \"" + etag + "\"\r\n\r\n"))
 			return true
 		}, want: "refused", text: "", within: allTries},
-		{name: "start: every object a web page", script: func(x *hostile.Exchange) bool {
-			if x.Op != hostile.Head && x.Op != hostile.Get {
+		{name: "start: every object a web page", script: func(x *Exchange) bool {
+			if x.Op != Head && x.Op != Get {
 				return false
 			}
-			a := &hostile.Answer{Status: "HTTP/1.1 200 OK", Header: [][2]string{{"Content-Type", "text/html"}}}
-			if x.Op == hostile.Get {
+			a := &Answer{Status: "HTTP/1.1 200 OK", Header: [][2]string{{"Content-Type", "text/html"}}}
+			if x.Op == Get {
 				a.Sized([]byte("<html>It works!</html>"))
 			} else {
 				a.Set("Content-Length", strconv.Itoa(22))
