@@ -507,13 +507,10 @@ func (m *Manifest) holdsFiles(dir int) bool {
 // Lookup finds a name in a directory. It does not allocate.
 func (m *Manifest) Lookup(dir int, name string) (Node, bool) {
 	r := m.dirRow(dir)
-	lo, n := int(r.firstFile), int(r.endFile-r.firstFile)
-	if i := sort.Search(n, func(i int) bool {
-		return string(m.name(lo+i)) >= name
-	}); i < n && string(m.name(lo+i)) == name {
-		return Node{Index: lo + i}, true
+	if file, ok := m.lookupFile(r, name); ok {
+		return Node{Index: file}, true
 	}
-	lo, n = int(r.firstDir), int(r.endDir-r.firstDir)
+	lo, n := int(r.firstDir), int(r.endDir-r.firstDir)
 	if i := sort.Search(n, func(i int) bool {
 		return string(m.dirName(lo+i)) >= name
 	}); i < n && string(m.dirName(lo+i)) == name {

@@ -23,23 +23,19 @@ func Cut(name string) (stem, ext string, dotted bool) {
 // a/7.jpg has the part "json" if there is a/7.json, and the part "mask.png" if there is a/7.mask.png. Case matters.
 // It costs a binary search of the folder.
 func (m *Manifest) Part(file int, ext string) (part int, ok bool) {
-	name := m.name(file)
-	stem, _, _ := Cut(string(name))
-	var buf [256]byte
-	want := append(append(append(buf[:0], stem...), '.'), ext...)
-	r := m.dirRow(m.DirOf(file))
-	return m.lookupFile(r, want)
+	stem, _, _ := Cut(m.Name(file))
+	return m.lookupFile(m.dirRow(m.DirOf(file)), stem+"."+ext)
 }
 
-func (m *Manifest) lookupFile(r dirRow, name []byte) (file int, ok bool) {
+func (m *Manifest) lookupFile(r dirRow, name string) (file int, ok bool) {
 	i := m.atOrAfter(r, name)
-	return i, i < int(r.endFile) && bytes.Equal(m.name(i), name)
+	return i, i < int(r.endFile) && string(m.name(i)) == name
 }
 
 // atOrAfter returns the first file of a directory whose name is name or comes after it.
-func (m *Manifest) atOrAfter(r dirRow, name []byte) int {
+func (m *Manifest) atOrAfter(r dirRow, name string) int {
 	lo := int(r.firstFile)
-	return lo + sort.Search(int(r.endFile)-lo, func(i int) bool { return bytes.Compare(m.name(lo+i), name) >= 0 })
+	return lo + sort.Search(int(r.endFile)-lo, func(i int) bool { return string(m.name(lo+i)) >= name })
 }
 
 // maxBeside bounds how many files of one stem are looked at. A stem with more is not a sample of several files, but a
@@ -52,15 +48,13 @@ func (s *Samples) Beside(file int) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		stem, _, _ := Cut(s.m.Name(file))
 		r := s.m.dirRow(s.m.DirOf(file))
-		key := append(make([]byte, 0, len(stem)+1), stem...)
-		if f, ok := s.m.lookupFile(r, key); ok {
+		if f, ok := s.m.lookupFile(r, stem); ok {
 			if _, is := s.Sample(f); is && !yield(f) {
 				return
 			}
 		}
-		key = append(key, '.')
-		for f, n := s.m.atOrAfter(r, key), 0; f < int(r.endFile) && bytes.HasPrefix(s.m.name(f), key) &&
-			n < maxBeside; f, n = f+1, n+1 {
+		first := s.m.atOrAfter(r, stem+".")
+		for f := first; f < min(int(r.endFile), first+maxBeside) && strings.HasPrefix(s.m.Name(f), stem+"."); f++ {
 			if _, is := s.Sample(f); is && !yield(f) {
 				return
 			}
