@@ -556,6 +556,7 @@ func TestFolder(t *testing.T) {
 	for _, c := range []struct{ method, path, query, code string }{
 		{"GET", "/photos/a0", "", ""}, {"GET", "/photos/a", "", "NoSuchKey"}, {"PUT", "/photos/a0", "", "AccessDenied"},
 		{"DELETE", "/photos/a0", "", "AccessDenied"},
+		{"GET", "/photos/a0", "partNumber=1", ""}, {"GET", "/photos/a0", "partNumber=2", "NotImplemented"},
 		{"GET", "/photos/a0", "versionId=1", "NotImplemented"}, {"GET", "/photos", "uploads=", "NotImplemented"},
 		{"GET", "/photos", "continuation-token=x&list-type=2", "InvalidArgument"},
 	} {

@@ -284,6 +284,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) error {
 	case key == "":
 		return d.bucket(w, r, query)
 	}
+	if d.Origin == nil && query.Get("partNumber") == "1" { // which AWS's C library wants of an empty object
+		query.Del("partNumber")
+	}
 	if plain(r, query) && !dotted(key) {
 		if m, file, held := d.held(key); held {
 			return d.object(w, r, m, file)
