@@ -179,7 +179,7 @@ func (mt *meta) describe(d *dataset, r *http.Request, m *catalog.Manifest, file 
 	}
 	for name, values := range known {
 		if !strings.HasPrefix(name, "X-Amz-Checksum-") ||
-			r.Header.Get("X-Amz-Checksum-Mode") != "" && r.Header.Get("Range") == "" {
+			r.Header.Get("X-Amz-Checksum-Mode") != "" && h.Get("Content-Range") == "" {
 			copyHeader(h, http.Header{name: values})
 		}
 	}

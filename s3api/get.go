@@ -48,11 +48,11 @@ func (d *dataset) object(w http.ResponseWriter, r *http.Request, m *catalog.Mani
 		status := http.StatusOK
 		h.Set("Accept-Ranges", "bytes")
 		h.Set("Content-Type", defaultType)
-		d.meta.describe(d, r, m, file, h)
 		if part {
 			status = http.StatusPartialContent
 			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", off, off+n-1, size))
 		}
+		d.meta.describe(d, r, m, file, h)
 		h.Set("Content-Length", strconv.FormatInt(n, 10))
 		w.WriteHeader(status)
 	}
