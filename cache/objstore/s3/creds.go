@@ -130,9 +130,10 @@ func sourceError(err error) error {
 	var pe *fs.PathError
 	var answer smithy.APIError
 	var syntax *json.SyntaxError
+	var process *processcreds.ProviderError
 	var status interface{ HTTPStatusCode() int }
 	switch {
-	case errors.As(err, &syntax):
+	case errors.As(err, &syntax), errors.As(err, &process) && strings.Contains(err.Error(), "process output: "):
 		return errors.New("the answer is not credentials in JSON")
 	case errors.As(err, &answer) && answer.ErrorCode() != "":
 		return errors.New(clean(answer.ErrorCode() + ": " + answer.ErrorMessage()))

@@ -195,6 +195,8 @@ credential_source = Ec2InstanceMetadata
 credential_process = `+fmt.Sprintf(process, "1")+`
 [profile process2]
 credential_process = `+fmt.Sprintf(process, "2")+`
+[profile processtype]
+credential_process = printf '{"Version":"1","AccessKeyId":"hush-id","SecretAccessKey":"hush-key"}'
 [profile processfails]
 credential_process = sh -c 'echo hush-output; exit 3'
 [profile half]
@@ -251,6 +253,7 @@ sts =
 		{"role by the instance", profile("ec2", "AWS_EC2_METADATA_SERVICE_ENDPOINT", services), "InvalidClientTokenId"},
 		{"process", profile("process"), ""},
 		{"process of another version", profile("process2"), "wrong version"},
+		{"process with a version that is no number", profile("processtype"), "not credentials in JSON"},
 		{"process that fails", profile("processfails"), "exit status 3"},
 		{"half a pair", profile("half"), "partial credentials"},
 		{"STS of the services section", map[string]string{"AWS_PROFILE": "sts", "AWS_CONFIG_FILE": config,
