@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -142,7 +143,7 @@ func sourceError(err error) error {
 	case errors.As(err, &ue):
 		return ue.Err
 	case errors.As(err, &pe) && errors.Is(err, fs.ErrNotExist):
-		return errors.New("no such file")
+		return fmt.Errorf("no such file: %s", pe.Path)
 	}
 	return err
 }
@@ -217,7 +218,8 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 	case p.SSOStartURL != "":
 		by = c.sso(p, p.SSORegion, ssocreds.Options{StartURL: p.SSOStartURL})
 	case p.CredentialProcess != "":
-		by = processcreds.NewProvider(p.CredentialProcess, func(o *processcreds.Options) { o.Timeout = fetchTimeout })
+		by = processcreds.NewProvider(command(p.CredentialProcess),
+			func(o *processcreds.Options) { o.Timeout = fetchTimeout })
 	case role:
 		err = errors.New("role_arn needs source_profile, web_identity_token_file, or credential_source = " +
 			"Environment, Ec2InstanceMetadata or EcsContainer")
@@ -234,6 +236,18 @@ func (c *awsChain) provider(p *config.SharedConfig, role bool) (by aws.Credentia
 			o.ExternalID = &p.ExternalID
 		}
 	}), nil
+}
+
+// halved matches a command whose first and last quotes the SDK has taken for those around all of it, as in AWS' example
+// "/path with spaces" a "b c": the first quote that is left closes what it does not open.
+var halved = regexp.MustCompile(`^[^"']*[^\s="'](["'])\s`)
+
+// command returns a credential_process as it is in the file.
+func command(text string) string {
+	if q := halved.FindStringSubmatch(text); q != nil {
+		return q[1] + text + q[1]
+	}
+	return text
 }
 
 // sso uses the login of `aws sso login`, and renews it where the profile has an sso_session.

@@ -197,6 +197,8 @@ credential_process = `+fmt.Sprintf(process, "1")+`
 credential_process = `+fmt.Sprintf(process, "2")+`
 [profile processtype]
 credential_process = printf '{"Version":"1","AccessKeyId":"hush-id","SecretAccessKey":"hush-key"}'
+[profile processquoted]
+credential_process = "printf" '{"Version":1,"AccessKeyId":"right","SecretAccessKey":"s","SessionToken":"%s"}' "t"
 [profile processfails]
 credential_process = sh -c 'echo hush-output; exit 3'
 [profile half]
@@ -243,7 +245,7 @@ sts =
 		{"role", profile("role"), ""},
 		{"role of a role", profile("chain"), ""},
 		{"its own source", profile("itself"), ""},
-		{"loop", profile("loop"), `"loop", which is to assume arn:aws:iam::1:role/x, leads to no credentials`},
+		{"loop", profile("loop"), `"loop", with which arn:aws:iam::1:role/x is to be assumed, leads to no`},
 		{"MFA", profile("mfa"), "which a daemon cannot enter"},
 		{"no source", profile("nosource"), "credential_source"},
 		{"STS refuses", profile("external"), "AccessDenied: said STS"},
@@ -254,6 +256,7 @@ sts =
 		{"process", profile("process"), ""},
 		{"process of another version", profile("process2"), "wrong version"},
 		{"process with a version that is no number", profile("processtype"), "not credentials in JSON"},
+		{"process in quotes", profile("processquoted"), ""},
 		{"process that fails", profile("processfails"), "exit status 3"},
 		{"half a pair", profile("half"), "partial credentials"},
 		{"STS of the services section", map[string]string{"AWS_PROFILE": "sts", "AWS_CONFIG_FILE": config,
@@ -267,6 +270,8 @@ sts =
 		{"web identity without a role",
 			map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ENDPOINT_URL_STS": services},
 			"AWS_ROLE_ARN is not"},
+		{"web identity without a token", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": dir + "/none",
+			"AWS_ROLE_ARN": "arn", "AWS_ENDPOINT_URL_STS": services}, "no such file: " + dir + "/none"},
 		{"web identity that is refused", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": token, "AWS_ROLE_ARN": "arn",
 			"AWS_ENDPOINT_URL_STS": brokenURL}, "ExpiredTokenException: said STS"},
 		{"EKS Pod Identity", map[string]string{

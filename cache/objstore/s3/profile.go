@@ -48,7 +48,8 @@ func loadProfile(getenv func(string) string, known *config.SharedConfig) (_ *con
 	}
 	if err != nil {
 		if role.Profile != "" && role.Err == nil {
-			err = fmt.Errorf("profile %q, which is to assume %s, leads to no credentials", role.Profile, role.RoleARN)
+			err = fmt.Errorf("source_profile %q, with which %s is to be assumed, leads to no credentials", role.Profile,
+				role.RoleARN)
 		}
 		err = &objstore.Error{Op: "open", Key: "profile " + name, Kind: objstore.KindInvalid,
 			Err: errors.New(clean(err.Error())), Remedy: "correct the profile in " + configs[0] + " or " + keys[0]}
