@@ -42,7 +42,6 @@ const (
 	remedyClock   = "set this machine's clock (NTP): the store refuses signatures that are off by more than 15 minutes"
 	remedyRegion  = "set AWS_REGION to the bucket's region"
 	remedyReach   = "check AWS_ENDPOINT_URL (now %s) and that the store is up"
-	remedyScheme  = "set %s=%s"
 	remedyNotS3   = "the server that answers is not an S3 API; check AWS_ENDPOINT_URL (now %s)"
 	remedyHeader  = "it has a control character: upload the object again if it is its ETag, or check the credentials"
 	remedyListing = "the listing is wrong: the store is faulty, or a proxy in front of it drops parts of requests; " +
@@ -140,10 +139,8 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 	} else {
 		v, cause = s.transportError(err)
 	}
-	if strings.Contains(v.remedy, "%s") {
-		v.remedy = fmt.Sprintf(v.remedy, s.endpoint)
-	}
-	e := &objstore.Error{Op: op, Key: key, Kind: v.kind, Remedy: v.remedy, Err: cause, SlowDown: slow, AtOnce: again}
+	e := &objstore.Error{Op: op, Key: key, Kind: v.kind, Remedy: s.remedy(v.remedy), Err: cause, SlowDown: slow,
+		AtOnce: again}
 	switch {
 	case v.kind == objstore.KindChanged:
 		e.Remedy = objstore.RemedyChanged
@@ -151,6 +148,11 @@ func (s *Store) fail(ctx context.Context, generation uint64, op, key string, err
 		e.Remedy = remedyWrite
 	}
 	return e
+}
+
+// remedy names the endpoint, and what sets it.
+func (s *Store) remedy(text string) string {
+	return strings.NewReplacer("AWS_ENDPOINT_URL", s.setting, "%s", s.endpoint).Replace(text)
 }
 
 // renewed reports whether there are other credentials by now than those of the generation, with which a request got an

@@ -32,6 +32,7 @@ type Config struct {
 	Getenv func(name string) string
 
 	Endpoint string // URL, or host[:port] for https; empty means Amazon S3
+	Setting  string // that sets Endpoint, for remedies; empty: the environment's variable
 	Region   string
 	Bucket   string
 
@@ -67,7 +68,7 @@ type Store struct {
 	keys      *keyring
 	bucket    string
 	endpoint  string // URL
-	variable  string // of the environment that sets it
+	setting   string // that sets it
 	weakETag  bool
 	direct    bool        // not through a proxy
 	pays      bool        // the requester
@@ -84,7 +85,7 @@ type Store struct {
 
 var _ objstore.Store = (*Store)(nil)
 
-const endpointRemedy = "AWS_ENDPOINT_URL is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com"
+const endpointRemedy = " is like http://127.0.0.1:9000 or https://s3.eu-central-1.amazonaws.com"
 
 // New prepares access to a bucket. It resolves configuration and credentials and reports their errors. It does not
 // contact the store (only, without other credentials, the instance metadata service, for a second or two).
@@ -102,9 +103,10 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	if err := cfg.fillFromEnv(); err != nil {
 		return nil, err
 	}
+	setting := cmp.Or(cfg.Setting, endpointVariable(cfg.Getenv))
 	at, err := parseEndpoint(cfg.Endpoint)
 	if err != nil {
-		return nil, invalid(endpointRemedy, err)
+		return nil, invalid(setting+endpointRemedy, err)
 	}
 	if err := checkCustomerKey(cfg.Store.CustomerKey, at); err != nil {
 		return nil, invalid("use an https:// endpoint; the key is sent in the clear to this machine only", err)
@@ -138,7 +140,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	slow.ExpectContinueTimeout = time.Second
 	slow.DialContext = answered
 	s := &Store{keys: keys, bucket: cfg.Bucket, endpoint: at.Scheme + "://" + at.Host,
-		variable: endpointVariable(cfg.Getenv), weakETag: cfg.Store.WeakETag, sse: keyHeaders(cfg.Store.CustomerKey),
+		setting: setting, weakETag: cfg.Store.WeakETag, sse: keyHeaders(cfg.Store.CustomerKey),
 		pays: cfg.Store.RequesterPays, transport: transport, slow: slow,
 		time: &clock{base: cfg.Clock, log: cfg.Logger}}
 	s.forwarder = extraHeaders{s, slow}
@@ -152,7 +154,7 @@ func New(ctx context.Context, cfg Config) (*Store, error) {
 	})
 	if err != nil {
 		transport.CloseIdleConnections()
-		return nil, invalid(endpointRemedy, err)
+		return nil, invalid(setting+endpointRemedy, err)
 	}
 	core.SetAppInfo("shoal", "1")
 	s.core = *core
@@ -193,7 +195,7 @@ func (s *Store) Check(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil && !is[*objstore.Error](err) { // the try's own timeout
 			err = &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindTransient,
 				Err:    fmt.Errorf("no answer within %v", objstore.FastFail.TryTimeout),
-				Remedy: fmt.Sprintf(remedyReach, s.endpoint)}
+				Remedy: s.remedy(remedyReach)}
 		}
 		return err
 	})

@@ -453,6 +453,14 @@ func TestS3Check(t *testing.T) {
 		{"anonymous", s3.Config{Endpoint: endpoint, Anonymous: true}, objstore.KindDenied, []string{"AccessDenied"}},
 		{"refused", s3.Config{Endpoint: refused}, objstore.KindTransient,
 			[]string{"connection refused", "3 tries", "AWS_ENDPOINT_URL", refused}},
+		{"refused, of a near tier", s3.Config{Endpoint: refused, Setting: "--near-endpoint"}, objstore.KindTransient,
+			[]string{"check --near-endpoint (now " + refused}},
+		{"https to http, of a near tier", s3.Config{Endpoint: strings.Replace(endpoint, "http", "https", 1),
+			Setting: "--near-endpoint"}, objstore.KindInvalid, []string{"(set --near-endpoint=" + endpoint + ")"}},
+		{"https to http, by the variable for S3", s3.Config{Endpoint: strings.Replace(endpoint, "http", "https", 1),
+			Getenv: func(name string) string {
+				return map[string]string{"AWS_ENDPOINT_URL_S3": "x"}[name]
+			}}, objstore.KindInvalid, []string{"(set AWS_ENDPOINT_URL_S3=" + endpoint + ")"}},
 		{"no such host", s3.Config{Endpoint: "http://store.invalid:9000"}, objstore.KindTransient,
 			[]string{"store.invalid", "AWS_ENDPOINT_URL"}},
 		{"not S3", s3.Config{Endpoint: html.URL}, objstore.KindInvalid, []string{"not an S3 API", html.URL}},

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -29,9 +28,6 @@ func (s *Store) errScheme() error {
 	return errors.New("the server at this port speaks TLS, not plain HTTP")
 }
 
-// remedyScheme is the setting for the other scheme at the same port.
-func (s *Store) remedyScheme() string { return fmt.Sprintf(remedyScheme, s.variable, s.otherScheme()) }
-
 // otherScheme returns the endpoint with the other scheme, at the same port.
 func (s *Store) otherScheme() string {
 	if host, ok := strings.CutPrefix(s.endpoint, "https://"); ok {
@@ -39,6 +35,9 @@ func (s *Store) otherScheme() string {
 	}
 	return "https://" + withPort(strings.TrimPrefix(s.endpoint, "http://"), "80")
 }
+
+// remedyScheme is the setting for it.
+func (s *Store) remedyScheme() string { return "set AWS_ENDPOINT_URL=" + s.otherScheme() }
 
 func (s *Store) secure() bool { return strings.HasPrefix(s.endpoint, "https://") }
 
@@ -102,7 +101,7 @@ func (s *Store) probeEither(ctx context.Context) error {
 	}
 	if err != nil && mistaken {
 		return &objstore.Error{Op: "check", Key: s.url(""), Kind: objstore.KindInvalid, Err: s.errScheme(),
-			Remedy: s.remedyScheme()}
+			Remedy: s.remedy(s.remedyScheme())}
 	}
 	return err
 }
