@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 )
 
@@ -133,7 +134,8 @@ func (d *dataset) treeOf(m *catalog.Manifest) *tree {
 const (
 	// maxMeta bounds the headers that a dataset remembers. With more, it begins again.
 	maxMeta = 16 << 20
-	// metaTime is how long a HEAD waits for the origin: the endpoint has the rest of the answer.
+	// metaTime is how long a HEAD waits for the origin: the endpoint has the rest of the answer. One that does not
+	// answer is left alone for a while, or each open of a client that begins with a HEAD would take as long.
 	metaTime = 5 * time.Second
 )
 
@@ -153,6 +155,8 @@ type meta struct {
 	at    time.Time // of the listing
 	files map[int]http.Header
 	size  int
+
+	origin *objstore.Circuit
 }
 
 // describe adds what is known of a file; for a HEAD what the origin says, if it has the same version.
@@ -188,12 +192,21 @@ func (mt *meta) describe(d *dataset, r *http.Request, m *catalog.Manifest, file 
 // head asks the origin for a file's headers. They are empty if it has another version by now, and nil if it does not
 // say.
 func (d *dataset) head(ctx context.Context, m *catalog.Manifest, file int) http.Header {
-	ctx, cancel := context.WithTimeout(ctx, metaTime)
+	first, ok := d.meta.origin.Enter()
+	if !ok {
+		return nil
+	}
+	hctx, cancel := context.WithTimeout(ctx, metaTime)
 	defer cancel()
 	d.server.count.forwarded.Add(1)
-	resp, err := d.Origin.Forward(ctx,
+	resp, err := d.Origin.Forward(hctx,
 		s3.Request{Method: http.MethodHead, Key: m.Prefix() + m.Path(file),
 			Header: http.Header{"X-Amz-Checksum-Mode": {"ENABLED"}}})
+	if ctx.Err() != nil {
+		d.meta.origin.Withdraw(first)
+	} else {
+		d.meta.origin.Leave(first, err)
+	}
 	if err != nil {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/minio/minio-go/v7"
@@ -115,6 +117,33 @@ func TestMetadata(t *testing.T) {
 	put(origin, "image/webp")
 	refresh()
 	check("written past the endpoint", "image/webp", "HEAD "+key)
+}
+
+// away is an origin that does not answer.
+type away struct {
+	s3api.Origin
+	asked atomic.Int32
+}
+
+func (o *away) Forward(context.Context, s3.Request) (*http.Response, error) {
+	o.asked.Add(1)
+	return nil, errors.New("no answer")
+}
+
+// HEADs go on without an origin that does not answer, and most without asking it.
+func TestHeadsWithoutTheOrigin(t *testing.T) {
+	_, _, e := served(t, oddKeys[:3])
+	var origin away
+	s := serve(t, e, &origin, bucket)
+	for range 20 {
+		if resp, _ := s.ask(t, "HEAD", "/photos/"+oddKeys[0], "", nil, nil); resp.StatusCode != http.StatusOK ||
+			resp.ContentLength != int64(len(contentOf(oddKeys[0]))) {
+			t.Errorf("HTTP %d, %d bytes", resp.StatusCode, resp.ContentLength)
+		}
+	}
+	if n := origin.asked.Load(); n > 10 {
+		t.Errorf("it was asked %d times", n)
+	}
 }
 
 // The names of user metadata are in lower case as S3 sends them, and each request has one id, from the cache and from

@@ -23,6 +23,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/shoalfs/shoal/cache/catalog"
+	"github.com/shoalfs/shoal/cache/objstore"
 	"github.com/shoalfs/shoal/cache/objstore/s3"
 )
 
@@ -137,6 +138,11 @@ func (s *Server) Add(o Served) (remove func(ctx context.Context), err error) {
 		}
 	}
 	d := &dataset{Served: o, server: s, opens: opens{data: o.Dataset}}
+	d.meta.origin = objstore.NewCircuit(time.Now, func(cause error) {
+		if cause != nil {
+			s.log.Warn("the origin does not answer: HEADs do without metadata", "origin", d.Where, "cause", cause)
+		}
+	})
 	d.left, d.cut = context.WithCancel(context.Background())
 	everywhere.Lock()
 	for _, x := range everywhere.sets {
