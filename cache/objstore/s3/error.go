@@ -105,10 +105,10 @@ func statusVerdict(status int, code string) verdict {
 		return verdict{objstore.KindInvalid, remedyNotS3}
 	case status == http.StatusRequestTimeout, status == http.StatusTooManyRequests, status == 499, status >= 500:
 		return verdict{objstore.KindTransient, ""}
+	case status >= 300 && (code == "" || strings.Contains(code, " ") || code == http.StatusText(status)): // not S3's
+		return verdict{objstore.KindInvalid, remedyNotS3}
 	case status >= 300 && status < 400:
 		return verdict{objstore.KindInvalid, remedyRegion}
-	case status >= 400 && (code == "" || strings.Contains(code, " ")): // minio-go's, made of the status
-		return verdict{objstore.KindInvalid, remedyNotS3}
 	case status >= 400:
 		return verdict{objstore.KindInvalid, ""}
 	}
@@ -188,7 +188,7 @@ func (s *Store) answer(r minio.ErrorResponse) (verdict, error) {
 	if !known {
 		v = statusVerdict(r.StatusCode, r.Code)
 	}
-	if v.remedy == remedyRegion && r.Region != "" {
+	if r.Region != "" && (v.remedy == remedyRegion || v.kind == objstore.KindInvalid && r.StatusCode/100 == 3) {
 		v.remedy = "set AWS_REGION=" + clean(r.Region)
 	}
 	if r.StatusCode == http.StatusBadRequest && strings.Contains(strings.ToLower(r.Message), "encrypt") {
@@ -217,6 +217,7 @@ func (s *Store) transportError(err error) (verdict, error) {
 	at := func(err error) error { return fmt.Errorf("%s: %w", s.endpoint, err) }
 
 	var badCert x509.CertificateInvalidError
+	var dial *net.OpError
 	var xmlSyntax *xml.SyntaxError
 	switch {
 	case is[x509.UnknownAuthorityError](err):
@@ -230,6 +231,9 @@ func (s *Store) transportError(err error) (verdict, error) {
 		return verdict{objstore.KindInvalid, s.remedyScheme()}, at(s.errScheme())
 	case errors.Is(err, errNotXML), errors.Is(err, errOtherXML), errors.Is(err, errLongPage):
 		return verdict{objstore.KindInvalid, remedyNotS3}, at(err)
+	case errors.As(err, &dial) && dial.Op == "proxyconnect":
+		return verdict{objstore.KindTransient, "check HTTP_PROXY, HTTPS_PROXY and NO_PROXY, and that the proxy is up"},
+			at(err)
 	case errors.Is(err, errSlowPage), is[*net.DNSError](err), errors.Is(err, syscall.ECONNREFUSED),
 		errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):
 		return verdict{objstore.KindTransient, remedyReach}, at(err)

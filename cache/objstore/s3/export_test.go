@@ -7,3 +7,9 @@ func SetCopySizes(most, part int64) { copyMost, copyPart = most, part }
 
 // SetWhole has u expect that the server knows checksums of whole objects.
 func SetWhole(u objstore.Upload) { u.(*upload).whole = true }
+
+// RemedyOf is the remedy for an error without an answer.
+func (s *Store) RemedyOf(err error) string {
+	v, _ := s.transportError(err)
+	return v.remedy
+}

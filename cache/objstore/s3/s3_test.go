@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,6 +53,7 @@ func TestS3Errors(t *testing.T) {
 		{"archived", 403, "InvalidObjectState", objstore.KindDenied, []string{"archive"}},
 		{"region", 301, "PermanentRedirect", objstore.KindInvalid, []string{"AWS_REGION=eu-west-9"}},
 		{"elsewhere", 302, "Strange", objstore.KindInvalid, []string{"AWS_REGION=eu-west-9"}},
+		{"a login page", 302, "", objstore.KindInvalid, []string{"not an S3 API"}},
 		{"elsewhere for now", 307, "TemporaryRedirect", objstore.KindTransient, nil},
 		{"slow down", 503, "SlowDown", objstore.KindTransient, nil},
 		{"internal", 500, "InternalError", objstore.KindTransient, nil},
@@ -67,6 +69,10 @@ func TestS3Errors(t *testing.T) {
 				if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/some/key") {
 					gets.Add(1)
 				}
+				if c.code == "" {
+					http.Error(w, "Said by the server", c.status)
+					return true
+				}
 				w.Header().Set("X-Amz-Bucket-Region", "eu-west-9")
 				WriteS3Error(w, c.status, c.code, "Said by the server for hush-secret, Signature=abcdef0123")
 				return true
@@ -79,7 +85,7 @@ func TestS3Errors(t *testing.T) {
 			if sent := s.Requests().Get; sent != 1 || gets.Load() != 1 {
 				t.Errorf("%d GETs are told, and %d came, of one", sent, gets.Load())
 			}
-			if strings.Contains(err.Error(), "not an S3 API") {
+			if strings.Contains(err.Error(), "not an S3 API") && c.code != "" {
 				t.Errorf("it answers as one: %v", err)
 			}
 			for _, want := range append(c.text, "some/key", "Said by the server") {
@@ -515,6 +521,17 @@ func TestS3Check(t *testing.T) {
 		})
 	}
 
+	t.Run("proxy that is away", func(t *testing.T) {
+		s, err := s3.New(t.Context(), s3.Config{Endpoint: endpoint, Bucket: "bucket", Anonymous: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		away := &net.OpError{Op: "proxyconnect", Net: "tcp", Err: syscall.ECONNREFUSED} // net/http reads HTTP_PROXY once
+		if remedy := s.RemedyOf(away); !strings.Contains(remedy, "HTTPS_PROXY") {
+			t.Error(remedy)
+		}
+	})
 	t.Run("CA bundle", func(t *testing.T) {
 		pem := filepath.Join(t.TempDir(), "ca.pem")
 		writePEM(t, pem, tlsServer.Certificate().Raw)
@@ -595,6 +612,7 @@ func TestS3Environment(t *testing.T) {
 		{"unsigned", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_NO_SIGN_REQUEST": "true"}, envURL, true},
 		{"Amazon", map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"},
 			"https://s3.amazonaws.com", true},
+		{"endpoint with a wrong port", map[string]string{"AWS_ENDPOINT_URL": "http://127.0.0.1:100000"}, "65535", false},
 		{"endpoint with a path", map[string]string{"AWS_ENDPOINT_URL": envURL + "/bucket"}, "has a path", false},
 		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"},
 			"contains a user name", false},

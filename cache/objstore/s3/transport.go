@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -40,6 +41,9 @@ func parseEndpoint(text string) (*url.URL, error) {
 		return nil, errors.New("the endpoint names no host")
 	case (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.Fragment != "":
 		return nil, errors.New("the endpoint has a path; the bucket is part of the source, s3://BUCKET/PREFIX")
+	}
+	if _, err := strconv.ParseUint("0"+u.Port(), 10, 16); err != nil {
+		return nil, errors.New("the endpoint's port is greater than 65535")
 	}
 	usual := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]
 	return &url.URL{Scheme: u.Scheme, Host: strings.TrimSuffix(strings.ToLower(u.Host), usual)}, nil
