@@ -97,7 +97,7 @@ func TestParseKeys(t *testing.T) {
 		t.Errorf("%v, %v", keys, err)
 	}
 	for text, want := range map[string]string{"": "no key", "#\n": "no key", "a\n": "line 1", "a b\na c\n": "line 2",
-		"a b c": "line 1"} {
+		"a b c": "line 1", "\ufeffa b": "line 1"} {
 		if _, err := ParseKeys(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}

@@ -60,7 +60,7 @@ func ParseKeys(r io.Reader) (Keys, error) {
 		if len(f) == 0 || strings.HasPrefix(f[0], "#") {
 			continue
 		}
-		if len(f) != 2 {
+		if len(f) != 2 || strings.ContainsFunc(f[0], func(r rune) bool { return r > '~' }) { // or a byte order mark
 			// without the text: it may be a secret
 			return nil, fmt.Errorf("line %d: write an access key, a space and its secret", n)
 		}
