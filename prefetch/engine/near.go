@@ -89,7 +89,7 @@ func (n NearTier) Open(ctx context.Context, o NearOptions) (*Near, error) {
 	}
 	base, at, err := stores.Open(ctx, n.URL,
 		stores.Options{Logger: o.Log, Store: objstore.StoreOptions{CurrentOnly: true}, Endpoint: n.Endpoint,
-			Setting: "--near-endpoint", Getenv: n.getenv(o.Getenv)})
+			Fallback: o.Source.Endpoint, Setting: "--near-endpoint", Getenv: n.getenv(o.Getenv)})
 	if err != nil {
 		return nil, fmt.Errorf("--near: %w", err)
 	}

@@ -43,6 +43,30 @@ func TestNearEnvironment(t *testing.T) {
 	}
 }
 
+// A tier without an endpoint is at its profile's, or else where the source is, whatever has set that.
+func TestNearEndpoint(t *testing.T) {
+	config := filepath.Join(t.TempDir(), "config")
+	keys := "aws_access_key_id = id\naws_secret_access_key = key\n"
+	if err := os.WriteFile(config, []byte("[profile user]\nendpoint_url = http://origin\n"+keys+"[profile near]\n"+keys+
+		"[profile far]\nendpoint_url = http://far\n"+keys), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for profile, want := range map[string]string{"": "http://origin", "near": "http://origin", "far": "http://far"} {
+		n, err := NearTier{URL: "s3://near", Profile: profile}.Open(t.Context(), NearOptions{
+			Source: objstore.Source{Scheme: "s3", Bucket: "photos", Endpoint: "http://origin"},
+			Getenv: func(name string) string {
+				return map[string]string{"AWS_CONFIG_FILE": config, "AWS_PROFILE": "user"}[name]
+			}, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at := n.Stats().Tier; at != "s3://near at "+want {
+			t.Errorf("profile %q: %s", profile, at)
+		}
+		n.Close()
+	}
+}
+
 // TestNearCredentials: a tier at another address and without a profile has the source's credentials, and asks for them
 // where the source does.
 func TestNearCredentials(t *testing.T) {

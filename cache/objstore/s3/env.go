@@ -17,7 +17,7 @@ func (cfg *Config) fillFromEnv() error {
 		return err
 	}
 	cfg.profile = p
-	cfg.Endpoint = cmp.Or(cfg.Endpoint, configuredEndpoint(cfg.Getenv, p, "s3"))
+	cfg.Endpoint = cmp.Or(cfg.Endpoint, configuredEndpoint(cfg.Getenv, p, "s3"), cfg.Fallback)
 	cfg.Region = cmp.Or(cfg.Region, cfg.Getenv("AWS_REGION"), cfg.Getenv("AWS_DEFAULT_REGION"), p.Region)
 	cfg.CABundle = cmp.Or(cfg.CABundle, cfg.Getenv("AWS_CA_BUNDLE"), p.CustomCABundle)
 	cfg.Anonymous = cfg.Anonymous || envTrue(cfg.Getenv, "AWS_NO_SIGN_REQUEST")

@@ -31,7 +31,8 @@ type Config struct {
 	// home, and to HTTP_PROXY and the like.
 	Getenv func(name string) string
 
-	Endpoint string // URL, or host[:port] for https; empty means Amazon S3
+	Endpoint string // URL, or host[:port] for https
+	Fallback string // the endpoint if nothing sets one; empty: Amazon S3
 	Setting  string // that sets Endpoint, for remedies; empty: the environment's variable
 	Region   string
 	Bucket   string
