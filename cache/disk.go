@@ -33,8 +33,6 @@ const (
 	closeWait = 60 * time.Second
 	// closeStuck bounds the wait at close for a hanging disk: it may yet answer; unwritten data is fetched again.
 	closeStuck = 5 * hangAfter
-	// checkEvery is how many bytes are appended between two checks of the disk's free space.
-	checkEvery = 8 << 20
 	// wasteful is the share of garbage from which a segment is rewritten without it.
 	wasteful = 0.5
 	// askEvery is how long the host is not asked again after it could not free space: otherwise every extent that
@@ -65,9 +63,8 @@ type disk struct {
 	health
 
 	// What only the writer touches.
-	unchecked int64   // bytes that may be appended before the free space is checked again
-	outside   []share // to be rewritten for the room of what is outside the sets; see evict
-	askAgain  time.Time
+	outside  []share // to be rewritten for the room of what is outside the sets; see evict
+	askAgain time.Time
 }
 
 // health says whether the tier is in use, and what it waits for.
@@ -243,25 +240,14 @@ func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.L
 // errNoRoom says that too little free space is left on the disk for the catalog and for others.
 var errNoRoom = fmt.Errorf("%w", syscall.ENOSPC)
 
-// checkSpace fails with errNoRoom if n bytes more do. Only the writer calls it.
+// checkSpace fails with errNoRoom if n bytes more do.
 func (d *disk) checkSpace(n int64) error {
-	if d.unchecked >= n {
-		d.unchecked -= n
-		return nil
-	}
-	room, err := d.roomFor(n)
-	if err == nil {
-		d.unchecked = min(room, checkEvery) - n
-	}
-	return err
-}
-
-func (d *disk) roomFor(n int64) (room int64, err error) {
-	if room, err = d.room(); err == nil && room < n {
+	room, err := d.room()
+	if err == nil && room < n {
 		err = fmt.Errorf("%w: only %s free on the disk of %s beyond the reserve for the catalog",
 			errNoRoom, humanize.IBytes(uint64(max(room, 0))), d.dir)
 	}
-	return room, err
+	return err
 }
 
 // room returns how many bytes of the disk may be written to.
@@ -370,7 +356,7 @@ func (d *disk) heed(op string, err error) {
 	}
 	d.mu.Unlock()
 	// Queued writes must not keep memory from fetches.
-	d.c.ring.undirty(d.ds)
+	d.c.ring.mark(d.ds, false)
 	d.c.spent()
 	if first {
 		d.c.log.Error("disk tier dropped; reads go on from memory and the object store", "dir", d.dir, "reason", reason,
@@ -418,14 +404,14 @@ func (d *disk) probe() {
 
 // requeue queues extents in memory that found no place on the disk before.
 func (d *disk) requeue() {
-	for _, k := range d.c.ring.redirty(d.ds) {
+	for _, k := range d.c.ring.mark(d.ds, true) {
 		d.writer.add(k)
 	}
 }
 
 // tryDisk writes 4 KiB to the disk and removes it again.
 func (d *disk) tryDisk() (err error) {
-	if _, err := d.roomFor(4096); err != nil {
+	if err := d.checkSpace(4096); err != nil {
 		return err
 	}
 	name := filepath.Join(d.dir, "probe")

@@ -133,7 +133,6 @@ func TestDiskTrouble(t *testing.T) {
 			}
 			d.keep(t, span(0, 8)...)
 			d.c.ring.drop(nil)
-			d.v.ds.disk.Load().unchecked = 0 // the writer is idle
 			asked, handed := d.fs.ops["read"].Load(), d.c.Stats().DiskWaits
 			tt.start(d)
 

@@ -252,7 +252,7 @@ func (d *disk) rewrite(id uint32, all bool) (freed int64, err error) {
 			wanted += loc.Bytes(k.record(k.v.fileOf(k.extent())).n)
 		}
 	}
-	if _, err := d.roomFor(wanted); err != nil {
+	if err := d.checkSpace(wanted); err != nil {
 		return 0, err
 	}
 	return d.condense(id, in, wanted)
