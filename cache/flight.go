@@ -33,7 +33,7 @@ type flight struct {
 	purpose purpose
 	verify  int           // Volume.verify when it began
 	funded  atomic.Bool   // the memory for its parts is reserved
-	done    chan struct{} // closed when it has landed or failed; nil before somebody waits for it
+	done    chan struct{} // closed when it has landed or failed
 	err     error
 }
 
@@ -75,10 +75,7 @@ func (p *part) want() Want {
 
 // join adds a waiter who reads n bytes; what was read of granules is not counted. The volume's lock is held.
 func (p *part) join(n int) {
-	if p.waiters++; p.fl.done == nil {
-		p.fl.done = make(chan struct{})
-	}
-	if !p.key.isGranule() {
+	if p.waiters++; !p.key.isGranule() {
 		p.read += int64(n)
 	}
 }
@@ -125,7 +122,8 @@ func (v *Volume) begin(purpose purpose, due time.Time, span trace.Span, parts []
 	if from == nil {
 		sources = purpose.sources(v, parts[0].file, parts[0].x())
 	}
-	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose, verify: v.verify}
+	fl := &flight{parts: parts, from: from, sources: sources, purpose: purpose, verify: v.verify,
+		done: make(chan struct{})}
 	if !v.ds.enter() {
 		if purpose != reading {
 			v.c.ledger.Release(fl.need(), purpose.class())
@@ -220,9 +218,7 @@ func (fl *flight) land(v *Volume, err error) {
 		p.account.add(-p.size())
 		delete(v.flights, p.key.piece)
 	}
-	if fl.done != nil {
-		close(fl.done)
-	}
+	close(fl.done)
 	v.mu.Unlock()
 	if err == nil {
 		fl.from.keepPlain(fl.parts[0].buf)
@@ -231,7 +227,7 @@ func (fl *flight) land(v *Volume, err error) {
 		fl.parts[i].buf.Release()
 	}
 	if slices.Contains(write, true) && d.noWrites.Load() { // set a moment ago: the sweep may have missed these
-		v.c.ring.undirty(v.ds)
+		v.c.ring.mark(v.ds, false)
 	}
 	if err != nil && fl.purpose == ahead {
 		count(&v.ds.count.FetchErrors, len(fl.parts))

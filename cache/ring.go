@@ -359,11 +359,12 @@ func (r *ring) written(k extentKey, kept bool) {
 	}
 }
 
-// redirty queues a dataset's extents that the disk does not have, and returns them.
-func (r *ring) redirty(ds *dataset) (keys []extentKey) {
+// mark makes a dataset's extents that the disk does not have dirty, or no longer so, and returns those that it changed.
+// Granules that were not written when they came are not written later.
+func (r *ring) mark(ds *dataset, dirty bool) (keys []extentKey) {
 	r.each(func(e *entry) {
-		if e.key.v.ds == ds && !e.key.isGranule() && !e.dirty && !e.kept {
-			e.dirty = true
+		if e.key.v.ds == ds && e.dirty != dirty && !e.kept && !(dirty && e.key.isGranule()) {
+			e.dirty = dirty
 			r.file(e)
 			keys = append(keys, e.key)
 		}
@@ -451,16 +452,6 @@ func (r *ring) reclaim(need int64, few int64, all, hard bool) (lost []extentKey)
 		need -= e.buf.size
 	}
 	return lost
-}
-
-// undirty cancels the pending writes of a dataset, because its disk is in trouble.
-func (r *ring) undirty(ds *dataset) {
-	r.each(func(e *entry) {
-		if e.dirty && e.key.v.ds == ds {
-			e.dirty = false
-			r.file(e)
-		}
-	})
 }
 
 // drop removes the entries of which gone says so; all if it is nil.
