@@ -22,31 +22,7 @@ const (
 // errHangs is wrapped by the errors of operations that the disk has not ended in time.
 var errHangs = errors.New("the disk does not answer")
 
-// diskRead is one piece that another goroutine reads, into a buffer of its own: a caller that waits too long can leave,
-// and the read may return at any time. Then nobody uses it again.
-type diskRead struct {
-	d    *disk
-	from func(p []byte) error
-	part []byte // of buf
-	buf  [diskPiece]byte
-	done chan error // has room for the end of the read
-	late *time.Timer
-	run  func() // read, bound once
-}
-
-var diskReads = sync.Pool{New: func() any {
-	q := &diskRead{done: make(chan error, 1), late: time.NewTimer(time.Hour)}
-	q.run = q.read
-	return q
-}}
-
-func (q *diskRead) read() {
-	d := q.d
-	defer d.wg.Done()
-	err := q.from(q.part)
-	<-d.reading
-	q.done <- err // and q may be in use again
-}
+var diskPieces = sync.Pool{New: func() any { return new([diskPiece]byte) }}
 
 // keptRecord is where an extent is kept.
 type keptRecord struct {
@@ -127,32 +103,36 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 	}
 }
 
-// handOver fills p, of diskPiece bytes at most, by a read that another goroutine waits for.
+// handOver fills p, of diskPiece bytes at most, by a read that another goroutine waits for, into a buffer of its own: who
+// waits too long can leave, and the read may return at any time. Then nobody uses the buffer again.
 func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error) error {
 	count(&d.ds.count.DiskWaits, 1)
-	q := diskReads.Get().(*diskRead)
-	q.d, q.from, q.part = d, from, q.buf[:len(p)]
-	q.late.Reset(d.c.hangAfter)
+	late := time.NewTimer(d.c.hangAfter)
+	defer late.Stop()
 	select {
 	case d.reading <- struct{}{}:
-	case <-q.late.C:
+	case <-late.C:
 		err := fmt.Errorf("%w: all %d disk readers wait for more than %v", errHangs, maxDiskReaders, d.c.hangAfter)
 		d.heed("read", err)
 		return err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	d.wg.Add(1)
-	go q.run()
+	buf, done := diskPieces.Get().(*[diskPiece]byte), make(chan error, 1)
+	d.wg.Go(func() {
+		err := from(buf[:len(p)])
+		<-d.reading
+		done <- err
+	})
 	var err error
 	select {
-	case err = <-q.done:
-	case <-q.late.C:
+	case err = <-done:
+	case <-late.C:
 		select {
-		case err = <-q.done: // it is this goroutine that was late
+		case err = <-done: // it is this goroutine that was late
 		default:
 			d.stuck.Add(1)
-			go func() { <-q.done; d.stuck.Add(-1) }() //nolint:errcheck // whatever came of it
+			go func() { <-done; d.stuck.Add(-1) }() //nolint:errcheck // whatever came of it
 			err = fmt.Errorf("%w within %v", errHangs, d.c.hangAfter)
 			d.heed("read", err)
 			return err
@@ -160,8 +140,7 @@ func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	copy(p, q.part)
-	q.late.Stop()
-	diskReads.Put(q)
+	copy(p, buf[:])
+	diskPieces.Put(buf)
 	return err
 }
