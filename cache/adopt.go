@@ -36,8 +36,8 @@ func (a *adoption) visit(x segment.Extent, loc segment.Loc) {
 	}
 }
 
-// take makes a record of the file resident. The volume is not in use yet. Of a plain record and a coded one the later
-// stays: the other was given up, since it was recoded, or could not be restored.
+// take makes a record of the file resident. The volume is not in use yet. Of several the last stays: the others were
+// given up, since they were damaged, recoded, could not be restored, or were copied to be dropped.
 func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 	v, coded := a.v, 0
 	if v.codec != nil && v.Extents(file) == 1 && x == 0 && int64(length) < v.m.Size(file) {
@@ -48,7 +48,7 @@ func (a *adoption) take(file, x int, loc segment.Loc, length int) {
 		return
 	}
 	e := v.extent(file, x)
-	if before, was := v.at(e); before == 0 || (was > 0) != (coded > 0) && loc > before {
+	if before, _ := v.at(e); loc > before {
 		v.move(e, before, loc, coded)
 		loc = before
 	}
@@ -72,7 +72,7 @@ func (a *adoption) finish() []segment.Loc {
 			files[id] = uint32(f + 1)
 		}
 	}
-	for _, r := range a.moved { // of two records of an extent the older stays: the other is a copy that a crash left
+	for _, r := range a.moved {
 		if f := files[r.id]; f > 0 {
 			a.take(int(f-1), int(r.extent), r.loc, int(r.length))
 		} else {

@@ -33,7 +33,6 @@ func TestAdoption(t *testing.T) {
 		v := c.NewVolume(VolumeOptions{Manifest: m, Dataset: ds, Admit: admit})
 		a := adoption{v: v}
 		want := make(map[uint32]uint64)
-		claimed := make(map[segment.Loc]bool)
 		n := rapid.IntRange(0, 60).Draw(t, "records")
 		for i := range n {
 			loc := segment.Loc(i + 1)
@@ -65,8 +64,7 @@ func TestAdoption(t *testing.T) {
 			a.visit(x, loc)
 			e := v.extent(file, int(x.Offset/ExtentSize))
 			if ours {
-				want[e] = 1 // any of those of the extent
-				claimed[loc] = true
+				want[e] = uint64(loc) // the last of the extent
 			}
 		}
 		unclaimed := a.finish()
@@ -75,8 +73,8 @@ func TestAdoption(t *testing.T) {
 			for i := range v.Extents(f) {
 				e := v.extent(f, i)
 				loc := v.loc(e)
-				if (loc != 0) != (want[e] != 0) || loc != 0 && !claimed[segment.Loc(loc)] {
-					t.Fatalf("extent %d of file %d is at %d, wanted %v", i, f, loc, want[e] != 0)
+				if loc != want[e] {
+					t.Fatalf("extent %d of file %d is at %d, wanted %d", i, f, loc, want[e])
 				}
 				if loc != 0 {
 					kept++

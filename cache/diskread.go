@@ -103,8 +103,8 @@ func (d *disk) read(ctx context.Context, loc segment.Loc, length int, p []byte, 
 	}
 }
 
-// handOver fills p, of diskPiece bytes at most, by a read that another goroutine waits for, into a buffer of its own: who
-// waits too long can leave, and the read may return at any time. Then nobody uses the buffer again.
+// handOver fills p, of diskPiece bytes at most, by a read that another goroutine waits for, into a buffer of its own:
+// who waits too long can leave, and the read may return at any time. Then nobody uses the buffer again.
 func (d *disk) handOver(ctx context.Context, p []byte, from func(p []byte) error) error {
 	count(&d.ds.count.DiskWaits, 1)
 	late := time.NewTimer(d.c.hangAfter)
