@@ -344,7 +344,7 @@ type remote struct {
 
 func (e *Engine) newRemote(base objstore.Layer, source objstore.Source) remote {
 	policy := e.retryPolicy(base)
-	r := remote{base: base, meter: objstore.NewMeter(base), slowest: newSlowest(time.Now)}
+	r := remote{base: base, meter: objstore.NewMeter(base), slowest: &slowest{now: time.Now}}
 	r.meter.OnRead(r.slowest.note)
 	r.hedger = objstore.Hedge(r.meter, hedgeMemory{e.cache.Ledger(), policy.Budget})
 	if e.cfg.AdaptConnections {
@@ -773,9 +773,7 @@ func (v *view) inPages(e *Engine, file int) bool {
 }
 
 // Released says that a reader of the mount has closed a file.
-func (e *Engine) Released(m *catalog.Manifest, file int) {
-	e.host.runner.Done(e.volumeOf(m), file)
-}
+func (e *Engine) Released(m *catalog.Manifest, file int) { e.host.runner.Done(e.volumeOf(m), file) }
 
 // Close ends one use of the dataset. The last one ends every stream and closes the dataset; its data on disk stays.
 // No reader may be left.

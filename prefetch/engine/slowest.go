@@ -20,75 +20,52 @@ type SlowKey struct {
 const (
 	// slowestKeys is how many keys are reported.
 	slowestKeys = 16
-	// slowestFor is how long a key is reported at least; twice that at most.
-	slowestFor = 5 * time.Minute
+	// slowestFor is how long a key is remembered.
+	slowestFor = 10 * time.Minute
 )
 
-// slowest remembers the keys of the slowest GETs of the last minutes: at most slowestKeys of the current period and
-// of the previous one. Safe for concurrent use.
+// slowest remembers the keys of the slowest GETs of the last minutes: four times as many as are reported, so that some
+// are left when a burst of slow ones is forgotten. Safe for concurrent use.
 type slowest struct {
 	now func() time.Time
 
-	mu      sync.Mutex
-	until   time.Time // the end of the period
-	current []SlowKey // as worst returns them
-	before  []SlowKey
-}
-
-func newSlowest(now func() time.Time) *slowest {
-	return &slowest{now: now, until: now().Add(slowestFor)}
+	mu   sync.Mutex
+	list []SlowKey // the slowest first, each key once
 }
 
 // note records a finished GET; see objstore.Meter.OnRead.
 func (s *slowest) note(key string, bytes int64, took time.Duration, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.turn()
-	if len(s.current) == slowestKeys && took.Seconds() <= s.current[slowestKeys-1].Seconds {
+	s.forget()
+	k := SlowKey{Key: key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: s.now().UTC()}
+	if last := len(s.list) - 1; last+1 == 4*slowestKeys && k.Seconds <= s.list[last].Seconds {
 		return
 	}
-	s.current = worst(append(s.current,
-		SlowKey{Key: key, Seconds: took.Seconds(), Bytes: bytes, Count: 1, Failed: err != nil, Time: now.UTC()}))
-}
-
-// turn starts a new period if the last one is over. It returns the time. s.mu is held.
-func (s *slowest) turn() time.Time {
-	now := s.now()
-	if now.Before(s.until) {
-		return now
-	}
-	if s.before, s.current = s.current, nil; now.Sub(s.until) >= slowestFor {
-		s.before = nil
-	}
-	s.until = now.Add(slowestFor)
-	return now
-}
-
-// worst returns the slowest of some entries, the slowest first, and each key once.
-func worst(list []SlowKey) []SlowKey {
-	all := []SlowKey{}
-	for _, k := range list {
-		i := slices.IndexFunc(all, func(c SlowKey) bool { return c.Key == k.Key })
-		if i < 0 {
-			all = append(all, k)
-			continue
+	if i := slices.IndexFunc(s.list, func(c SlowKey) bool { return c.Key == key }); i >= 0 {
+		n := k.Count + s.list[i].Count
+		if s.list[i].Seconds >= k.Seconds {
+			k = s.list[i]
 		}
-		n := all[i].Count + k.Count
-		if k.Seconds > all[i].Seconds {
-			all[i] = k
-		}
-		all[i].Count = n
+		k.Count, s.list = n, slices.Delete(s.list, i, i+1)
 	}
-	slices.SortFunc(all, func(a, b SlowKey) int {
-		return cmp.Or(-cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Key, b.Key))
+	s.list = append(s.list, k)
+	slices.SortFunc(s.list, func(a, b SlowKey) int {
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Key, b.Key))
 	})
-	return all[:min(len(all), slowestKeys)]
+	s.list = s.list[:min(len(s.list), 4*slowestKeys)]
+}
+
+// forget drops what is too old. s.mu is held.
+func (s *slowest) forget() {
+	since := s.now().Add(-slowestFor)
+	s.list = slices.DeleteFunc(s.list, func(k SlowKey) bool { return k.Time.Before(since) })
 }
 
 // snapshot returns the slowest keys, the slowest first.
 func (s *slowest) snapshot() []SlowKey {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.turn()
-	return worst(slices.Concat(s.current, s.before))
+	s.forget()
+	return append([]SlowKey{}, s.list[:min(len(s.list), slowestKeys)]...)
 }
