@@ -20,6 +20,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/shoalfs/shoal/cache"
 	"github.com/shoalfs/shoal/cache/cachedir"
 	"github.com/shoalfs/shoal/prefetch/order"
 )
@@ -202,9 +203,15 @@ func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
 	dir, paths := folder(t, 2, 10)
 	e := openEngine(t, dir, t.TempDir(), "auto")
 	defer closeEngine(t, e)
-	if err := e.PutPlan("default", []byte(paths[0]+"\n")); err != nil {
+	if err := e.PutPlan("default", []byte(strings.Repeat(paths[0]+"\n", 50_000))); err != nil {
 		t.Fatal(err)
 	}
+	ledger := e.cache.Ledger() // has no room for the plan twice
+	rest := ledger.Limit() - ledger.Used() - 700<<10
+	if !ledger.TryReserve(rest, cache.ForDemand) {
+		t.Fatal("no memory")
+	}
+	defer ledger.Release(rest, cache.ForDemand)
 	old := e.Manifest()
 	if changed, err := e.Refresh(context.Background()); changed || err != nil {
 		t.Fatalf("nothing changed: %v, %v", changed, err)
@@ -221,7 +228,7 @@ func TestRefreshKeepsPlansAndOldReaders(t *testing.T) {
 		t.Errorf("a file that was open before: %d, %v", n, err)
 	}
 	if names := e.Plans(); len(names) != 1 || len(e.orders.mounted()) != 1 {
-		t.Errorf("plans %v, %d streams", names, len(e.orders.mounted()))
+		t.Errorf("plans %v, %d streams, %s", names, len(e.orders.mounted()), e.orders.text())
 	}
 }
 

@@ -141,7 +141,12 @@ func (r *orders) restart(spec order.Spec) error {
 		s.Close()
 	}
 	for _, name := range r.engine.Plans() { // they contain paths, so they are parsed again against the new version
-		text, _ := r.engine.Get("plans/" + name)
+		r.mu.Lock()
+		p := r.plans[name]
+		text, held := p.text, p.reserved+p.before
+		p.reserved, p.before = 0, 0
+		r.mu.Unlock()
+		r.engine.cache.Ledger().Release(held, cache.ForDemand) // its streams have ended
 		if err := r.put(name, text); err != nil {
 			r.engine.log.Warn("a plan does not fit the new version of the dataset", "plan", name, "cause", err)
 		}
