@@ -153,9 +153,7 @@ func (l Loc) off() int64 { return int64(l>>gapBits&(1<<offBits-1)) * unit }
 func (l Loc) gap() int { return int(l&(1<<gapBits-1)) * unit }
 
 // String returns the location for messages.
-func (l Loc) String() string {
-	return fmt.Sprintf("segment %08d at %d", l.Segment(), l.off())
-}
+func (l Loc) String() string { return fmt.Sprintf("segment %08d at %d", l.Segment(), l.off()) }
 
 // appendHeader appends the header of a record at off of the segment with this salt.
 func appendHeader(b []byte, r *Record, payload []byte, salt uint64, off int64, gap int) []byte {
@@ -169,9 +167,7 @@ func appendHeader(b []byte, r *Record, payload []byte, salt uint64, off int64, g
 }
 
 // closeHeader writes a header's checksum.
-func closeHeader(h []byte) {
-	binary.LittleEndian.PutUint32(h[12:], crc32.Checksum(h, castagnoli))
-}
+func closeHeader(h []byte) { binary.LittleEndian.PutUint32(h[12:], crc32.Checksum(h, castagnoli)) }
 
 // appendFields appends a header without its checksum and those of the payload.
 func appendFields(b []byte, r *Record, salt uint64, off int64, gap int, flags uint16) []byte {

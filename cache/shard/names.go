@@ -35,9 +35,7 @@ type Escaped struct {
 }
 
 // leadingDots returns how many dots name begins with.
-func leadingDots(name string) int {
-	return len(name) - len(strings.TrimLeft(name, "."))
-}
+func leadingDots(name string) int { return len(name) - len(strings.TrimLeft(name, ".")) }
 
 // lastExt returns what follows the last dot, "" if there is none past the leading ones.
 func lastExt(name string) string {

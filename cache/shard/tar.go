@@ -184,9 +184,7 @@ type row struct {
 	path uint64 // offset in ix.strings
 }
 
-func newScan() *scan {
-	return &scan{ix: new(index), dead: map[int]bool{}, where: map[uint64]row{}}
-}
+func newScan() *scan { return &scan{ix: new(index), dead: map[int]bool{}, where: map[uint64]row{}} }
 
 // add appends a member. Of two with the same path the later one counts.
 func (s *scan) add(key string, m indexMember) error {

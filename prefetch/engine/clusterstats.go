@@ -110,26 +110,19 @@ type NodeDataset struct {
 	DiskBytes  int64  `json:"disk_bytes"`  // from the node's own disk
 }
 
-// nodeDatasets is what this node tells whoever asks its address for it.
+// nodeDatasets is what this node tells whoever asks its address for it, of the datasets that are not being closed.
 func (h *Host) nodeDatasets() any {
 	list := []NodeDataset{}
 	for _, e := range h.engines() {
-		if d, ok := e.nodeDataset(); ok {
-			list = append(list, d)
+		if !e.guests.enter() {
+			continue
 		}
+		s := e.Stats()
+		e.guests.leave()
+		list = append(list, NodeDataset{
+			Source: s.Source, Version: s.Dataset, Files: s.Files, Bytes: s.Bytes, Disk: s.Disk.Used,
+			StoreBytes: s.GetBytes, PeerBytes: s.Cluster.PeerBytes, DiskBytes: s.Cluster.DiskBytes,
+		})
 	}
 	return list
-}
-
-// nodeDataset returns false if the dataset is being closed.
-func (e *Engine) nodeDataset() (d NodeDataset, ok bool) {
-	if !e.guests.enter() {
-		return d, false
-	}
-	defer e.guests.leave()
-	s := e.Stats()
-	return NodeDataset{
-		Source: s.Source, Version: s.Dataset, Files: s.Files, Bytes: s.Bytes, Disk: s.Disk.Used,
-		StoreBytes: s.GetBytes, PeerBytes: s.Cluster.PeerBytes, DiskBytes: s.Cluster.DiskBytes,
-	}, true
 }

@@ -18,9 +18,7 @@ func (e *Engine) Members() bool { return e.shards == nil && e.cur.Load().layout 
 
 // Listed returns a time before the listing of the version in force; the zero time until the first refresh here. It is
 // called before Manifest, which then has all changes of before that time.
-func (e *Engine) Listed() time.Time {
-	return *cmp.Or(e.listed.Load(), new(time.Time))
-}
+func (e *Engine) Listed() time.Time { return *cmp.Or(e.listed.Load(), new(time.Time)) }
 
 // Stale reports whether MarkStale was called with keys of the source since it was listed.
 func (e *Engine) Stale() bool { return e.catalog.Stale(e.name) }

@@ -146,9 +146,7 @@ func (s *versions) openVersions() (names []string) {
 }
 
 // VersionName returns the name by which another process finds a version that is or was in force, unless it is removed.
-func (e *Engine) VersionName(m *catalog.Manifest) string {
-	return m.Owner.(*view).name()
-}
+func (e *Engine) VersionName(m *catalog.Manifest) string { return m.Owner.(*view).name() }
 
 // VersionNamed returns the last version of that name, or nil.
 func (s *versions) VersionNamed(name string) *catalog.Manifest {
