@@ -81,7 +81,7 @@ func NewClient(cfg ClientConfig) *Client {
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
 		return http.ErrUseLastResponse
-	}, Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: cfg.TLS,
+	}, Transport: &http.Transport{DialContext: dialSteady, TLSClientConfig: cfg.TLS,
 		TLSHandshakeTimeout: sendDeadline, ResponseHeaderTimeout: sendDeadline, MaxIdleConnsPerHost: -1}}
 	return c
 }
@@ -789,13 +789,10 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 	if c.cfg.TLS != nil {
 		scheme = "https://"
 	}
-	ctx, cancel := context.WithCancel(ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+node.Address+basePath+path, nil)
 	if err != nil {
-		cancel()
 		return nil, err
 	}
-	timer := time.AfterFunc(sendDeadline, cancel)
 	answer, err := c.http.Do(req)
 	if err == nil && answer.StatusCode != http.StatusOK {
 		_ = answer.Body.Close()
@@ -804,27 +801,22 @@ func (c *Client) get(ctx context.Context, node Node, path string) (io.ReadCloser
 		}
 	}
 	if err != nil {
-		timer.Stop()
-		cancel()
 		return nil, inClear(err)
 	}
-	return &body{answer.Body, cancel, timer}, nil
+	return answer.Body, nil
 }
 
-// body is an answer that ends when nothing comes for a while.
-type body struct {
-	io.ReadCloser
-	cancel context.CancelFunc
-	timer  *time.Timer
+// steady is a connection from which a read fails when nothing comes for a while.
+type steady struct{ net.Conn }
+
+func dialSteady(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, sendDeadline)
+	defer cancel()
+	conn, err := dialer.DialContext(ctx, network, address)
+	return steady{conn}, err
 }
 
-func (b *body) Read(p []byte) (int, error) {
-	b.timer.Reset(sendDeadline)
-	return b.ReadCloser.Read(p)
-}
-
-func (b *body) Close() error {
-	b.timer.Stop()
-	b.cancel()
-	return b.ReadCloser.Close()
+func (c steady) Read(p []byte) (int, error) {
+	_ = c.SetReadDeadline(time.Now().Add(sendDeadline))
+	return c.Conn.Read(p)
 }

@@ -3,6 +3,7 @@ package peer
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -207,5 +208,29 @@ func TestNode(t *testing.T) {
 		if _, err := b.client.File(t.Context(), b.node, name); err == nil {
 			t.Errorf("%q", name)
 		}
+	}
+}
+
+// A file of which nothing more comes is given up.
+func TestFileStalls(t *testing.T) {
+	t.Parallel()
+	l := listen(t)
+	defer l.Close()
+	go func() {
+		if conn, err := l.Accept(); err == nil {
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc")
+			_, _ = io.Copy(io.Discard, conn) // until it is closed
+			_ = conn.Close()
+		}
+	}()
+	c := NewClient(ClientConfig{})
+	defer c.Close()
+	r, err := c.File(t.Context(), Node{ID: "a", Address: l.Addr().String()}, "manifest-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if got, err := io.ReadAll(r); string(got) != "abc" || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q, %v", got, err)
 	}
 }
