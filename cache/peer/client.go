@@ -49,7 +49,6 @@ type Node struct {
 type ClientConfig struct {
 	TLS *tls.Config // nil: plain
 	Log *slog.Logger
-	Now func() time.Time // of the circuits; nil: time.Now
 }
 
 // Client asks other nodes. Safe for concurrent use.
@@ -58,8 +57,10 @@ type Client struct {
 	http   *http.Client
 	places places
 
-	silence, patience time.Duration // constant except in tests
+	// Constant except in tests.
+	silence, patience time.Duration
 	dialer            func(ctx context.Context, network, address string) (net.Conn, error)
+	now               func() time.Time // of the circuits
 
 	late  atomic.Int64 // how late this process's timers have rung of late
 	ctx   context.Context
@@ -72,11 +73,7 @@ type Client struct {
 
 // NewClient returns a client.
 func NewClient(cfg ClientConfig) *Client {
-	cfg.Log = cmp.Or(cfg.Log, slog.Default())
-	if cfg.Now == nil {
-		cfg.Now = time.Now
-	}
-	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext,
+	c := &Client{cfg: cfg, silence: silence, patience: patience, dialer: dialer.DialContext, now: time.Now,
 		places: newPlaces(allPlaces), remotes: map[string]*remote{}}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	c.http = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error {
@@ -191,7 +188,7 @@ func (c *Client) remote(n Node) *remote {
 	if r == nil {
 		r = &remote{c: c, node: n, places: newPlaces(peerPlaces), connect: newPlaces(connecting),
 			gone: c.ctx.Err() != nil, stats: Stats{No: map[string]int64{}}}
-		r.circuit = objstore.NewCircuit(c.cfg.Now, r.say)
+		r.circuit = objstore.NewCircuit(c.now, r.say)
 		if !r.gone {
 			c.remotes[n.ID] = r
 		}

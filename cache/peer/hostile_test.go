@@ -389,11 +389,12 @@ func TestAwayAndBack(t *testing.T) {
 	var mu sync.Mutex
 	clock := time.Now()
 	log := &synced.Buffer{}
-	b := &bed{client: NewClient(ClientConfig{Log: quiet(log), Now: func() time.Time {
+	b := &bed{client: NewClient(ClientConfig{Log: quiet(log)}), node: Node{ID: "node-b", Address: address}}
+	b.client.now = func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
 		return clock
-	}}), node: Node{ID: "node-b", Address: address}}
+	}
 	defer b.client.Close()
 	for range 3 {
 		b.read(t, want(10, 1))

@@ -2,7 +2,6 @@ package peer
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
@@ -99,10 +98,6 @@ type ServerStats struct {
 func NewServer(cfg ServerConfig) *Server {
 	s := &Server{cfg: cfg, mux: http.NewServeMux(), most: serverConns, conns: map[net.Conn]*atomic.Int64{}}
 	s.budget = semaphore.NewWeighted(max(cfg.Memory, extentSize))
-	s.cfg.Log = cmp.Or(cfg.Log, slog.Default())
-	if cfg.Info == nil {
-		s.cfg.Info = func() any { return nil }
-	}
 	s.http = &http.Server{Handler: s.mux, ReadHeaderTimeout: sendDeadline, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 8 << 10, ErrorLog: slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())

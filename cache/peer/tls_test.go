@@ -18,11 +18,13 @@ import (
 	"github.com/shoalfs/shoal/lab/rig/synced"
 )
 
+func nothing() any { return nil }
+
 func newBedTLS(t testing.TB, s *shelf, server, client *tls.Config) *bed {
 	t.Helper()
 	b := &bed{shelf: s, log: &synced.Buffer{}}
 	b.server = NewServer(ServerConfig{Self: "node-b", Version: "v0", Serving: s, Memory: 32 << 20, TLS: server,
-		Log: quiet(b.log)})
+		Info: nothing, Log: quiet(b.log)})
 	l := listen(t)
 	done := make(chan error, 1)
 	go func() { done <- b.server.Listen(l) }()
@@ -223,7 +225,7 @@ func TestFileStalls(t *testing.T) {
 			_ = conn.Close()
 		}
 	}()
-	c := NewClient(ClientConfig{})
+	c := NewClient(ClientConfig{Log: quiet(&synced.Buffer{})})
 	defer c.Close()
 	r, err := c.File(t.Context(), Node{ID: "a", Address: l.Addr().String()}, "manifest-1")
 	if err != nil {

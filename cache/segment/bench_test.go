@@ -291,7 +291,7 @@ func BenchmarkScrub(b *testing.B) {
 	b.SetBytes(s.Used())
 	for b.Loop() {
 		s.segment(1).f.(osFile).Forget(0, 0)
-		if err := s.Scrub(b.Context(), nil, func(_ Record, loc Loc) { b.Error(loc) }); err != nil {
+		if err := s.Scrub(b.Context(), func(int) {}, func(_ Record, loc Loc) { b.Error(loc) }); err != nil {
 			b.Fatal(err)
 		}
 	}

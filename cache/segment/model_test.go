@@ -222,7 +222,7 @@ func (m *machine) forgetPages() {
 func (m *machine) scrub(t *rapid.T) {
 	m.forgetPages()
 	bad := make(map[Loc]Record)
-	if err := m.s.Scrub(context.Background(), nil, func(r Record, loc Loc) {
+	if err := m.s.Scrub(context.Background(), func(int) {}, func(r Record, loc Loc) {
 		bad[makeLoc(loc.Segment(), loc.off(), 0)] = r
 	}); err != nil {
 		t.Fatal(err)

@@ -24,8 +24,8 @@ const (
 // Scrub reads and checks all records, the oldest segment first, so that damage is found before a reader needs the
 // bytes, and where reads do not check: those of a few bytes, and those of other processes. Damaged records are passed
 // to bad, for the owner to free, with a Loc that is not equal to the one that Append returned, but [Loc.Same]. If even
-// the header is damaged, the record has Length 0. pace, unless nil, is called after each read with its length, and
-// sleeps as long as the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
+// the header is damaged, the record has Length 0. pace is called after each read with its length, and sleeps as long as
+// the owner wants. Unreadable records stay unchecked, and the error is returned at the end.
 //
 // A scrub leaves the page cache as it was, to 128 KiB. It reads by its own descriptor, without read-ahead: first the
 // bytes in memory (RWF_NOWAIT), then the rest, and drops only these (POSIX_FADV_DONTNEED). A cache is larger than
@@ -33,9 +33,6 @@ const (
 // cannot tell what is in memory nothing is dropped, since it might be in use.
 func (s *Store) Scrub(ctx context.Context, pace func(n int), bad func(Record, Loc)) error {
 	x := &scrubber{s: s, ctx: ctx, pace: pace, bad: bad}
-	if x.pace == nil {
-		x.pace = func(int) {}
-	}
 	for _, g := range s.sorted() {
 		if err := x.segment(g); err != nil {
 			x.errs = append(x.errs, err)

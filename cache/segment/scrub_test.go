@@ -98,7 +98,7 @@ func TestScrubAlmostBlocks(t *testing.T) {
 	for i, n := range []int{BlockSize, BlockSize - 1, 2 * BlockSize, ExtentSize, 1} {
 		mustAppend(t, s, i, n)
 	}
-	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) { t.Error(loc) }); err != nil ||
+	if err := s.Scrub(t.Context(), func(int) {}, func(_ Record, loc Loc) { t.Error(loc) }); err != nil ||
 		s.Stats().Scrubbed != 5 {
 		t.Errorf("%d are right: %v", s.Stats().Scrubbed, err)
 	}
@@ -130,13 +130,13 @@ func TestScrubEnds(t *testing.T) {
 		}
 		return nil
 	})
-	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) {
+	if err := s.Scrub(t.Context(), func(int) {}, func(_ Record, loc Loc) {
 		t.Errorf("%v is not bad", loc)
 	}); !errors.Is(err, syscall.EIO) || tries != 1 || s.Stats().Scrubbed != 3+11 {
 		t.Errorf("%d tries, %d right: %v", tries, s.Stats().Scrubbed, err)
 	}
 	failing, tries = "", 0
-	if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) {
+	if err := s.Scrub(t.Context(), func(int) {}, func(_ Record, loc Loc) {
 		t.Errorf("%v is not bad", loc)
 	}); !errors.Is(err, syscall.EIO) || tries != scrubErrors {
 		t.Errorf("%d tries: %v", tries, err)
@@ -168,7 +168,7 @@ func TestScrubBesides(t *testing.T) {
 	for range 2 {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				if err := s.Scrub(ctx, nil, func(r Record, loc Loc) {
+				if err := s.Scrub(ctx, func(int) {}, func(r Record, loc Loc) {
 					t.Errorf("%v is not bad: %+v", loc, r)
 				}); err != nil && !errors.Is(err, context.Canceled) {
 					t.Error(err)
@@ -304,7 +304,7 @@ func TestReadNowOnDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		before = resident(t, f)
-		if err := s.Scrub(t.Context(), nil, func(_ Record, loc Loc) { t.Error(loc) }); err != nil {
+		if err := s.Scrub(t.Context(), func(int) {}, func(_ Record, loc Loc) { t.Error(loc) }); err != nil {
 			t.Fatal(err)
 		}
 		after = resident(t, f)

@@ -102,7 +102,7 @@ func TestSealedReads(t *testing.T) {
 			t.Fatalf("%d records", seen)
 		}
 		read()
-		if err := s.Scrub(t.Context(), nil, func(r Record, _ Loc) { t.Errorf("%+v is bad", r) }); err != nil {
+		if err := s.Scrub(t.Context(), func(int) {}, func(r Record, _ Loc) { t.Errorf("%+v is bad", r) }); err != nil {
 			t.Fatal(err)
 		}
 		mustClose(t, s)
