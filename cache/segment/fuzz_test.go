@@ -111,7 +111,9 @@ func FuzzCheck(f *testing.F) {
 		if seen != r.Records || s.Stats().Encrypted != r.Encrypted {
 			t.Fatalf("%d records, %+v", seen, r)
 		}
-		if err := s.Scrub(t.Context(), func(int) {}, func(_ Record, loc Loc) { t.Errorf("%v is bad", loc) }); err != nil {
+		if err := s.Scrub(t.Context(), func(int) {}, func(_ Record, loc Loc) {
+			t.Errorf("%v is bad", loc)
+		}); err != nil {
 			t.Fatal(err)
 		}
 	})
