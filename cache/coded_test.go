@@ -271,6 +271,11 @@ func TestRestoreOnce(t *testing.T) {
 		})
 	}
 	eventually(t, "all wait for one restore", func() bool { return f.c.Stats().Joined == 7 })
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, _, err := f.v.Serve(short, 1, 0, 100, time.Time{}, true); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a node that asks for what is held does not wait for the restore: %v", err)
+	}
 	f.codec.hold.Unlock()
 	all.Wait()
 	if n := f.codec.decoded.Load(); n != 2 {

@@ -370,7 +370,7 @@ func (q *query) joining(p *part) (b boarding, err error) {
 	case q.purpose != serving:
 		q.count(&q.v.ds.count.Joined, true)
 		b.span = q.waits("joined")
-	case q.heldOnly:
+	case q.heldOnly && p.fl.from == nil: // else its coded copy is here
 		return boarding{}, ErrNotHeld
 	case p.fl.asks(): // a peer waits for no other node
 		return boarding{}, ErrBusy
