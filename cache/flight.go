@@ -18,7 +18,7 @@ import (
 //	   └──────────┴──────────┴─────► failed
 //
 //	queued   it waits for memory, as a flight for a reader may have to
-//	funded   the memory for its parts is reserved; a flight that nobody waits for begins here
+//	funded   the memory for its parts is reserved; a flight begins here if there is some
 //	flying   its sources are asked, one after the other
 //	landed   in one step its parts went to the ring, to the writer's queue if the disk takes them, and to who waits
 //	failed   who waits got the error

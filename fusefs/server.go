@@ -48,7 +48,7 @@ type Volume interface {
 
 	// Lend returns the n bytes of the file from off, n > 0 and inside the file, from which the kernel copies them. They
 	// must not change until release, which is called once, when the kernel has its copy: very soon, unless the reader's
-	// buffer must be paged in. If they are not in memory, or not in one piece, ok is false and ReadAt is called. Lend
+	// buffer must be paged in. If they are not in memory, or not in one piece, ok is false and ReadNow is called. Lend
 	// must not block. It saves 7% of the daemon's CPU (see the package's comment).
 	Lend(m *catalog.Manifest, file int, off int64, n int) (data []byte, release func(), ok bool)
 

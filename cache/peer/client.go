@@ -764,7 +764,7 @@ func (c *clientConn) soon() error {
 	return c.conn.SetReadDeadline(c.until)
 }
 
-// File opens a manifest or a layout of a node, which is not verified. A read fails when nothing comes for a while.
+// File opens a manifest, layout or table of a node, which is not verified. A read fails when nothing comes for a while.
 func (c *Client) File(ctx context.Context, node Node, name string) (io.ReadCloser, error) {
 	return c.get(ctx, node, "manifest/"+url.PathEscape(name))
 }

@@ -34,7 +34,7 @@
 //     peer at least. A server that has too many closes the one that has been idle longest. If all are busy it says so,
 //     which is no failure.
 //   - The server answers at most [serverPlaces] requests at once, and says no at once to the rest. What it serves it
-//     has, or gets from the store, or from a peer that owned it before and holds it: no peer fetches for another's
+//     has, or gets from the store, or from a former owner or another zone that holds it: no peer fetches for another's
 //     request.
 //   - The pieces that it is about to send have a bounded amount of memory. If there is none, or none in the cache, the
 //     request waits until the asker's reader needs the piece, at least for [fetching], which begins anew whenever its

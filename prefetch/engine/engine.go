@@ -12,7 +12,7 @@
 //
 //   - Streams number files as the manifest does; samples (what an order numbers) are a view of them.
 //   - A refresh replaces volume and streams at once. Readers that have a file of the old version open
-//     go on with the old volume, which the engine keeps for as long as it lives.
+//     go on with the old volume, which the engine keeps until nobody uses it.
 //
 // More than 40 names are exported: hosts and datasets, their configuration, and what the stats consist of.
 package engine
