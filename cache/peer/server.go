@@ -49,7 +49,7 @@ type Serving interface {
 	Volume(dataset [16]byte, version [32]byte) (v Volume, done func(), ok bool)
 	// Opening returns what is closed when a dataset has been opened that is being opened now; nil: none.
 	Opening(dataset [16]byte) <-chan struct{}
-	// File opens a manifest, layout or table by its name: letters, digits and ".-_". A missing one is an [fs.ErrNotExist].
+	// File opens a manifest, layout or table by its name: letters, digits and ".-_". Missing: [fs.ErrNotExist].
 	File(name string) (r io.ReadCloser, size int64, err error)
 }
 

@@ -516,8 +516,8 @@ func TestCountCPUs(t *testing.T) {
 	}
 }
 
-// A helper that passes nothing is not waited for, and the error has what one that fails says: with --daemon its standard
-// error would be the log.
+// A helper that passes nothing is not waited for, and the error has what one that fails says: with --daemon its
+// standard error would be the log.
 func TestFusermountFails(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", dir)

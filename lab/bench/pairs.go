@@ -54,7 +54,9 @@ var situations = map[string]situation{
 	"sharing": func(ctx context.Context, s *side) (cost, error) { return s.fresh(ctx, source, nil, s.share) },
 	"random":  func(ctx context.Context, s *side) (cost, error) { return s.fresh(ctx, large.Source(), nil, random) },
 	"warm":    kept("warm", (*server).read),
-	"raw":     kept("warm", func(d *server, ctx context.Context) (int, error) { return d.consume(ctx, "--epochs", "2") }),
+	"raw": kept("warm", func(d *server, ctx context.Context) (int, error) {
+		return d.consume(ctx, "--epochs", "2")
+	}),
 	"decoded": kept("warm", (*server).decode),
 	"recoded": kept("recoded", (*server).decode, "--recode", "on"),
 	"s3": func(ctx context.Context, s *side) (cost, error) {
@@ -291,9 +293,7 @@ func (s *side) peer(ctx context.Context) (c cost, err error) {
 		return c, err
 	}
 	other, err := owner.cost(func() (n int, err error) {
-		c, err = s.fresh(ctx, source, append(flags, "--order", cold), func(ctx context.Context, d *server) (int, error) {
-			return d.read(ctx)
-		})
+		c, err = s.fresh(ctx, source, append(flags, "--order", cold), epoch)
 		return 1, err
 	})
 	c.cpu += other.cpu
@@ -336,10 +336,10 @@ func (s *side) fresh(ctx context.Context, source string, flags []string,
 
 // cold reads an epoch whose order the daemon was told.
 func (s *side) cold(ctx context.Context, source string) (cost, error) {
-	return s.fresh(ctx, source, []string{"--order", cold}, func(ctx context.Context, d *server) (int, error) {
-		return d.read(ctx)
-	})
+	return s.fresh(ctx, source, []string{"--order", cold}, epoch)
 }
+
+func epoch(ctx context.Context, d *server) (int, error) { return d.read(ctx) }
 
 // share has two trainers read an epoch each at the same time.
 func (s *side) share(ctx context.Context, d *server) (int, error) {

@@ -11,8 +11,8 @@ func TestRecodes(t *testing.T) {
 	}{
 		{"auto", 0, 0, false, false}, {"auto", 10, 0, false, true}, {"auto", 10, 9, false, true},
 		{"auto", 10, 10, false, false}, {"auto", 10, 29, false, false}, {"auto", 10, 30, true, false},
-		{"auto", 0, 1, true, false}, {"on", 10, 0, true, false}, {"off", 0, 10, false, false}, {"off", 10, 0, false, true},
-		{"", 0, 10, false, false},
+		{"auto", 0, 1, true, false}, {"on", 10, 0, true, false}, {"off", 0, 10, false, false},
+		{"off", 10, 0, false, true}, {"", 0, 10, false, false},
 	} {
 		e := &Engine{}
 		e.recoding.join(c.mode)

@@ -527,7 +527,8 @@ func TestS3Check(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Close()
-		away := &net.OpError{Op: "proxyconnect", Net: "tcp", Err: syscall.ECONNREFUSED} // net/http reads HTTP_PROXY once
+		// net/http reads HTTP_PROXY once
+		away := &net.OpError{Op: "proxyconnect", Net: "tcp", Err: syscall.ECONNREFUSED}
 		if remedy := s.RemedyOf(away); !strings.Contains(remedy, "HTTPS_PROXY") {
 			t.Error(remedy)
 		}
@@ -612,7 +613,8 @@ func TestS3Environment(t *testing.T) {
 		{"unsigned", map[string]string{"AWS_ENDPOINT_URL": envURL, "AWS_NO_SIGN_REQUEST": "true"}, envURL, true},
 		{"Amazon", map[string]string{"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"},
 			"https://s3.amazonaws.com", true},
-		{"endpoint with a wrong port", map[string]string{"AWS_ENDPOINT_URL": "http://127.0.0.1:100000"}, "65535", false},
+		{"endpoint with a wrong port", map[string]string{"AWS_ENDPOINT_URL": "http://127.0.0.1:100000"}, "65535",
+			false},
 		{"endpoint with a path", map[string]string{"AWS_ENDPOINT_URL": envURL + "/bucket"}, "has a path", false},
 		{"endpoint with a password", map[string]string{"AWS_ENDPOINT_URL": "http://me:hush@host"},
 			"contains a user name", false},
