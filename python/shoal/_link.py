@@ -11,9 +11,9 @@ import queue
 import sys
 import threading
 import time
+import urllib.parse
 import weakref
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple, Union
-from urllib.parse import quote
 
 import grpc
 import numpy as np
@@ -59,7 +59,8 @@ class Address:
             raise ValueError("token= has spaces, a line break or non-ASCII characters; of what was read from a file, "
                              "pass strip()")
         self.addr, self.path = addr, rest if scheme == "unix" else None
-        self._target = f"unix://{quote(rest)}" if scheme == "unix" else rest  # a path may have %, # and ?
+        # grpc takes it as a URL, and a path may have a %, # or ?
+        self._target = "unix://" + urllib.parse.quote(os.fsencode(rest)) if scheme == "unix" else rest
         self._files = (ca, key, cert) if scheme == "tls" else None
         self._name = server_name
         self.metadata = (("authorization", f"Bearer {token}"),) if token else ()

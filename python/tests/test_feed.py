@@ -336,7 +336,7 @@ class Failures(FeedCase):
     def test_server_death_and_return(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        path = os.path.join(folder.name, "feed.sock")
+        path = os.path.join(folder.name, "feed%41 #?.sock")
         server = Server("-samples", "400", "-listen", "unix://" + path)
         feed = self.feed(addr=server.addr, transform="ramp(2,2)")
         it = iter(feed)
