@@ -23,6 +23,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 import time
 import types
 import warnings
@@ -222,7 +223,8 @@ def _flat(items: Iterable[Any], batch: bool = False) -> Iterator[Any]:
         if batch and isinstance(item, tuple):
             raise TypeError(f"hint: this sampler's indices are tuples, such as {item!r:.80}: which files they mean is "
                             f"not known")
-        if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) > 0:
+        if isinstance(item, (list, tuple)) or getattr(item, "ndim", 0) > 0 or not batch and not hasattr(
+                item, "__index__") and isinstance(item, Iterable) and not isinstance(item, (str, bytes)):
             yield from _flat(item, True)
         else:
             yield item
@@ -677,7 +679,7 @@ def _same(a: _State, b: _State) -> bool:
 
 _PATIENCE = 600  # seconds that a prediction may take
 _STILL = 20  # seconds that it may use no processor: what it waits for never comes, since it has no other threads
-_PDEATHSIG, _PROT_READ = 1, 1
+_PDEATHSIG, _DUMPABLE, _PROT_READ = 1, 4, 1
 _HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "os.chdir", "os.fwalk", "os.getxattr",
              "os.listxattr"}
 _OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.", "urllib.", "fcntl.", "signal.", "pty.",
@@ -687,6 +689,14 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _UNSEEN = {"os": ("mkfifo", "mknod"), "_posixshmem": ("shm_open", "shm_unlink"), "torch": ("from_file",)}
 # A filter for warnings of a fork in a process with threads: Python's, and those of libraries such as JAX.
 _NO_WARNING = ("ignore", None, Warning, re.compile(re.escape(__name__) + r"\Z"), 0)
+
+
+def _error(kind: str, *why: Any) -> Exception:
+    try:
+        error: Exception = getattr(builtins, kind)(*why)
+    except TypeError:  # it is made of more than a text, as UnicodeDecodeError is
+        error = TypeError(f"{kind}: {why[0]}")
+    return error
 
 
 class _Opened(BaseException):
@@ -711,6 +721,7 @@ class _Apart:
         self.opened: Optional[str] = None
         self._locked = True
         self._pipe, self._parent, self.pid = -1, os.getpid(), 0
+        self._by_main = threading.get_native_id() == self._parent
         self.long, self._said = False, bytearray()
         self._began: List[bytes] = []  # when, in ticks
         self._own: Optional[OSError] = None  # of Shoal's doing, not of the sampler's
@@ -780,10 +791,11 @@ class _Apart:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
             score.write("1000")  # where memory runs out, the copy ends, which looks as large as the trainer
         # of files' sizes: what C code writes fails with EFBIG
-        for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
-            resource.setrlimit(limit, (0, resource.getrlimit(limit)[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         libc = ctypes.CDLL(None)
-        libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
+        libc.prctl(_DUMPABLE, 0)  # and leaves no core, as large as the trainer, whatever takes cores on this machine
+        if self._by_main:  # it is a thread's end that sends the signal
+            libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != self._parent:  # it ended before the line above
             os._exit(0)
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -832,6 +844,8 @@ class _Apart:
         """Does something of Shoal's in the copy."""
         if self.refused:
             raise PermissionError(self.refused[0])
+        if os.getppid() != self._parent:  # the trainer has ended
+            os._exit(0)
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         self._locked = False
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
@@ -921,12 +935,8 @@ class _Apart:
                             "processes, waits for "
                             "threads, or took too long; its order is not predicted")
         if data[:1] == b"!":
-            kind, *why = json.loads(data[1:])
-            try:
-                error = getattr(builtins, kind)(*why)
-            except TypeError:  # it is made of more than a text, as UnicodeDecodeError is
-                error = TypeError(f"{kind}: {why[0]}")
-            raise error
+            # not by a local: the cycle, by way of frames, would keep the trainer's loader, with its workers
+            raise _error(*json.loads(data[1:]))
         return data
 
     def _used(self) -> int:

@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import tempfile
+import threading
 import unittest
 from unittest import mock
 
@@ -766,6 +767,13 @@ class Plan(unittest.TestCase):
             os.close(others)
             ended(pid)
             self.assertEqual(self.plan(), [data.samples[i][0] for i in order])
+            thread = threading.Thread(target=late, args=(order[::-1],))  # which has ended before the copy
+            fcntl.flock(others := os.open(os.path.join(self.mount, ".shoal"), os.O_RDONLY), fcntl.LOCK_EX)
+            thread.start()
+            thread.join()
+            os.close(others)
+            ended(_hint._late[os.getpid(), "default"].pid)
+            self.assertEqual(self.plan(), [data.samples[i][0] for i in order[::-1]])
             writes = InCopies(data.samples, lambda: open(self.mount + "/x", "w"))
             for wrong, samples, why in (([40] * 40, data.samples, "range"), (order, writes, "reaches out")):
                 data.samples = samples

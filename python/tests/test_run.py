@@ -284,6 +284,19 @@ def unused(): train(None)"""
         self.assertIn("is not a Shoal mount", done.stderr)
         self.assertEqual(self.python("train(DataLoader(Files(FILES), 4)); end()").stderr, "")
 
+    def test_nothing_lives_longer(self):
+        """What went wrong holds no loader: it may have workers."""
+        done = self.python("""
+import gc, weakref
+gc.disable()
+loader = DataLoader(Files(range(24)), 4, sampler=[3])
+begun, gone = iter(loader), weakref.ref(loader)
+del begun, loader
+print(gone())
+def unused(): train(None)""", SHOAL_DEBUG="run")
+        self.assertEqual(done.stdout, "None\n")
+        self.assertIn("no list of files", done.stderr)
+
     def test_hints_by_hand(self):
         client = os.path.dirname(os.path.dirname(SITE))
         done = self.python("""

@@ -712,6 +712,16 @@ class Printing(Sized):
         return iter(torch.randperm(N).tolist())
 
 
+class AnyBatches(Sized):
+    """Batches need not be lists."""
+
+    size = 4
+
+    def __iter__(self):
+        order = torch.randperm(N).tolist()
+        return iter([range(5), set(order[:9]), dict.fromkeys(order[9:20]), (i for i in order[20:30])])
+
+
 class GlobalEverything(Sized):
     def __iter__(self):
         for _ in range(N):
@@ -840,7 +850,7 @@ OWN = (ClassAware, Deque, Matrix, Kept, WithHelper, Counted, Drained, OnClass, O
        Subepochs, InPlaceTensor, Shared, Eager, Printing, GlobalEverything, Generators, Threadlike, Prefetched,
        Temperature,
        Logged, Locked, InThreads, Environment, BitGenerators, Subclassed, AtExit)
-BATCHES = (LengthBuckets, MaxTokens, BalancedBatch, Episodes, TwoStream, EagerBatches)
+BATCHES = (LengthBuckets, MaxTokens, BalancedBatch, Episodes, TwoStream, EagerBatches, AnyBatches)
 CASES = {
     **{s.__name__: loader(s) for s in OWN}, **{s.__name__: batches(s) for s in BATCHES},
     "grouped": batches(lambda: GroupedBatch(RandomSampler(Indices()), 4)),
@@ -1080,6 +1090,11 @@ class Samplers(unittest.TestCase):
         before = score()
         self.assertEqual(_hint._Apart(score).answer(), b"1000\n")
         self.assertEqual(score(), before)
+
+    def test_copies_leave_no_core(self):
+        """Where a program takes cores, no limit of theirs counts."""
+        get_dumpable = 3
+        self.assertEqual(_hint._Apart(lambda _: b"%d" % ctypes.CDLL(None).prctl(get_dumpable)).answer(), b"0")
 
     def test_a_number_that_another_process_got(self):
         apart = _hint._Apart(lambda _: b"found")
