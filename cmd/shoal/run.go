@@ -37,11 +37,15 @@ The command replaces this process, so its exit code, signals, input and output a
 			}
 			signal.Reset() // the command's own; one that came before this is seen below
 			path, err := exec.LookPath(args[0])
-			if err != nil {
+			if err != nil && !errors.Is(err, exec.ErrDot) { // a PATH may have the current folder
 				return notStarted(args[0], err)
 			}
 			env := os.Environ()
-			if dir, err := unpackedClient(); err != nil {
+			dir, err := unpackedClient()
+			if err == nil && strings.Contains(dir, ":") {
+				err = fmt.Errorf("PYTHONPATH cannot have %s (set XDG_CACHE_HOME to a folder without a colon)", dir)
+			}
+			if err != nil {
 				fmt.Fprintf(os.Stderr, "shoal: run: no hints: %s\n", cli.OneLine(err)) // but the trainer runs
 			} else {
 				env = withHints(env, dir, name, verbose)
@@ -49,7 +53,10 @@ The command replaces this process, so its exit code, signals, input and output a
 			if err := c.Context().Err(); err != nil {
 				return err
 			}
-			return notStarted(args[0], syscall.Exec(path, args, env))
+			if err = syscall.Exec(path, args, env); errors.Is(err, syscall.ENOEXEC) { // as execvp and shells do
+				err = syscall.Exec("/bin/sh", append([]string{"sh", path}, args[1:]...), env)
+			}
+			return notStarted(args[0], err)
 		},
 	}
 	settings.Without(c)

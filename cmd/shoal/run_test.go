@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -17,6 +19,20 @@ func TestRunHandsOnThePath(t *testing.T) {
 		if env := withHints(nil, "/c", "", false); !slices.Contains(env, "PYTHONPATH="+want) {
 			t.Errorf("%q: %q", own, env)
 		}
+	}
+}
+
+// It runs what a shell runs: a script that names no interpreter, in a PATH with the current folder. Where PYTHONPATH
+// cannot name the client's folder it says so.
+func TestRunRunsWhatAShellRuns(t *testing.T) {
+	s := newShell(t)
+	if err := os.Chmod(s.write("script", "echo $0 $1 $PYTHONPATH; exit 7\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"PATH=.:" + os.Getenv("PATH"), "XDG_CACHE_HOME=" + s.path("a:b")}
+	out, errs, code := s.run(env, "run", "script", "x")
+	if out != "script x\n" || code != 7 || !strings.Contains(errs, "a folder without a colon") {
+		t.Errorf("%q, %q, exit code %d", out, errs, code)
 	}
 }
 
