@@ -715,23 +715,26 @@ class _Apart:
     trainer.
     """
 
+    # Of the class, for one that is dropped at once: the copy's answer, and when it began, in ticks.
+    _pipe = -1
+    _began: List[bytes] = []
+
     def __init__(self, work: Callable[[_Apart], bytes]) -> None:
         self.refused: List[str] = []
         self.inside: Optional[Callable[[str], bool]] = None  # while a sample is read: whether a path lies in a mount
         self.opened: Optional[str] = None
         self._locked = True
-        self._pipe, self._parent, self.pid = -1, os.getpid(), 0
+        self._end, self._parent, self.pid = -1, os.getpid(), 0
         self._by_main = threading.get_native_id() == self._parent
         self.long, self._said = False, bytearray()
-        self._began: List[bytes] = []  # when, in ticks
         self._own: Optional[OSError] = None  # of Shoal's doing, not of the sampler's
         state = random.getstate()  # Python seeds the copy's anew
         filters: Any = warnings.filters
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._pipe, self._end = os.pipe()
         try:
             # No handler of the trainer's runs in the copy. Here one may, in this call, and raise when all are blocked.
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            self._pipe, self._end = os.pipe()
             # not by catch_warnings, after which Python shows each of the trainer's warnings once more
             filters.insert(0, _NO_WARNING)
             self.pid = os.fork()
@@ -739,7 +742,8 @@ class _Apart:
                 self._try(work, state)
         finally:
             try:
-                os.close(self._end)
+                if self._end >= 0:
+                    os.close(self._end)
                 with contextlib.suppress(ValueError):  # another thread has changed them
                     filters.remove(_NO_WARNING)
                 self._began = self._stat()[19:20]
@@ -747,7 +751,7 @@ class _Apart:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def __del__(self) -> None:
-        if self._pipe >= 0 and os.getpid() == self._parent:
+        if (self._pipe >= 0 or self._began) and os.getpid() == self._parent:
             self.end()
 
     def _try(self, work: Callable[[_Apart], bytes], state: Any) -> None:
@@ -952,13 +956,13 @@ class _Apart:
             return []
 
     def end(self) -> None:
-        """Ends the copy."""
-        if self._pipe < 0:
-            return
+        """Ends the copy. What a handler of a signal leaves undone here, by what it raises, the next call does."""
         pipe, self._pipe = self._pipe, -1
-        os.close(pipe)
+        if pipe >= 0:
+            os.close(pipe)
         # When the trainer has waited for any child, another process may have got the number.
         if self._began and self._stat()[19:20] == self._began:
             with contextlib.suppress(ChildProcessError, ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
+        self._began = []

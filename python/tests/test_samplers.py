@@ -1108,6 +1108,15 @@ class Samplers(unittest.TestCase):
         with self.leavingNoChild(), mock.patch("select.poll") as poll, self.assertRaises(KeyboardInterrupt):
             poll.return_value.poll.side_effect = KeyboardInterrupt
             shoal.predict(DataLoader(Indices(), 8, sampler=Eager()))
+        wait, interrupts = os.waitpid, [KeyboardInterrupt]
+
+        def interrupted(*args):
+            if interrupts:
+                raise interrupts.pop()
+            return wait(*args)
+
+        with self.leavingNoChild(), mock.patch("os.waitpid", interrupted), self.assertRaises(KeyboardInterrupt):
+            shoal.predict(DataLoader(Indices(), 8))
 
     def test_interrupted_while_signals_are_blocked(self):
         """A handler of a signal that came just before runs in the very call that blocks all. What it raises must not
