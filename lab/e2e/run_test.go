@@ -75,6 +75,7 @@ func TestRunHints(t *testing.T) {
 import os, sys, torch
 from torch.utils.data import DataLoader, Subset, WeightedRandomSampler
 from torchvision import datasets, transforms as T
+sys.modules["_shoal_run"].WAIT = 600  # for a machine that stands still
 train = datasets.ImageFolder(sys.argv[1], T.Compose([T.CenterCrop(64), T.ToTensor()]))
 val = Subset(train, range(0, len(train), 4))
 loader = DataLoader(train, 16, sampler=WeightedRandomSampler([1.0 + i % 5 for i in range(len(train))], len(train)), num_workers=2)
