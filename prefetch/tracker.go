@@ -692,9 +692,6 @@ func (t *Tracker) Head() int { return t.cur.head }
 // Consumed returns how many positions have been read in this pass.
 func (t *Tracker) Consumed() int { return t.cur.count }
 
-// Skipped returns how many positions below the frontier were not read. It takes time proportional to Len/64.
-func (t *Tracker) Skipped() int { return t.cur.unreadIn(0, t.cur.low) }
-
 // Read reports whether the position has been read in this pass; false outside the order.
 func (t *Tracker) Read(pos int) bool { return pos >= 0 && pos < t.cur.n && t.cur.isRead(pos) }
 

@@ -10,6 +10,9 @@ import (
 	"pgregory.net/rapid"
 )
 
+// Skipped is how many positions below the frontier were not read.
+func (t *Tracker) Skipped() int { return t.Unread(0, t.Frontier()) }
+
 func newSource(seed uint64) source { return rand.New(rand.NewPCG(seed, 0)).IntN }
 
 // follow opens the samples and, as the engine does, gives the next order after each move.

@@ -355,7 +355,7 @@ func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
 }
 
 // loaderStep is how many words of a default generator's stream an epoch takes, if nothing else draws
-// (order.LoaderSeeds).
+// (order.ManualSeed).
 const loaderStep = 4
 
 // private is the source of a DataLoader with a generator seeded by the user: the base seed is drawn from it first,

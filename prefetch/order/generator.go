@@ -116,18 +116,3 @@ func (g *Generator) shuffleWide(r []uint32) {
 		r[z] = uint32(i)
 	}
 }
-
-// LoaderSeeds returns the two seeds that a DataLoader(shuffle=True) without a generator of its own draws from torch's
-// default generator for its epoch-th iterator (from 0) after torch.manual_seed(seed), if nothing else draws from that
-// (see ManualSeed): base, from which worker seeds derive, and sampler, the seed of the RandomSampler, which is the S of
-// torch-loader:seed=S. With persistent_workers, base is drawn only once.
-func LoaderSeeds(seed uint64, epoch int, persistentWorkers bool) (base, sampler uint64) {
-	g := NewGenerator(seed)
-	for e := 0; e <= epoch; e++ {
-		if e == 0 || !persistentWorkers {
-			base = g.Int63()
-		}
-		sampler = g.Int63()
-	}
-	return base, sampler
-}

@@ -15,8 +15,8 @@ const (
 	// SamplerSeed: S is what the RandomSampler drew for its epoch. The next epoch draws another, so
 	// only epoch 0 is known.
 	SamplerSeed LoaderSource = ""
-	// ManualSeed: S is the argument of torch.manual_seed, after which nothing but this loader draws
-	// from the default generator (see LoaderSeeds).
+	// ManualSeed: S is the argument of torch.manual_seed, after which nothing but this loader draws from the default
+	// generator: its base seed and a seed for the sampler each epoch, with persistent workers the base seed only once.
 	ManualSeed LoaderSource = "manual_seed"
 	// GivenGenerator: DataLoader(generator=g) with g.manual_seed(S). The loader draws its base seed
 	// from g and the sampler permutes with g directly; at exhaustion it takes one more permutation, of
@@ -111,9 +111,6 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 	switch l.From {
 	case SamplerSeed:
 		return p.draw(NewGenerator(l.Seed)), nil
-	case ManualSeed:
-		_, seed := LoaderSeeds(l.Seed, epoch, l.Persistent)
-		return p.draw(NewGenerator(seed)), nil
 	case StatefulManualSeed:
 		g := NewGenerator(NewGenerator(l.Seed).Int63())
 		unused := 0
@@ -130,13 +127,19 @@ func (l Loader) Order(n, epoch int) (Order, error) {
 	}
 	g := NewGenerator(l.Seed)
 	for e := 0; ; e++ {
-		if l.From == GivenGenerator && (e == 0 || !l.Persistent) {
+		if l.From != Stateful && (e == 0 || !l.Persistent) {
+			g.Int63() // the base seed, from which worker seeds derive
+		}
+		switch {
+		case l.From == ManualSeed && e == epoch:
+			return p.draw(NewGenerator(g.Int63())), nil
+		case l.From == ManualSeed:
 			g.Int63()
-		}
-		if e == epoch {
+		case e == epoch:
 			return p.draw(g), nil
+		default:
+			g.Skip(p.words())
 		}
-		g.Skip(p.words())
 	}
 }
 

@@ -365,7 +365,7 @@ func (s *Stream) Progress() Progress {
 	at := s.tracker.Position()
 	p := Progress{
 		Name: s.Name, Epoch: at.Epoch, Pass: at.Pass, Position: at.Head, Consumed: at.Consumed, Len: at.Len,
-		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Skipped(),
+		Planned: s.walk.Planned(), InFlight: s.flying, Failed: s.failed, Skipped: s.tracker.Unread(0, at.Frontier),
 		Strays: s.tracker.Count(prefetch.Stray), Events: s.events(), Reanchored: s.anchor,
 		Lead: s.walk.Lead(100_000, s.where), Pace: s.pace.rate,
 		Weight: s.Weight, Share: s.runner.share(s), Held: s.account.Held(), Fetched: s.walk.Served(),

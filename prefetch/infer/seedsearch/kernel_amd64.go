@@ -5,8 +5,6 @@ import "golang.org/x/sys/cpu"
 // kernels are those that this processor runs, the slowest first.
 var kernels = supported()
 
-var fastest = kernels[len(kernels)-1]
-
 func supported() []kernel {
 	k := []kernel{plain}
 	if cpu.X86.HasAVX2 {

@@ -2,7 +2,4 @@
 
 package seedsearch
 
-var (
-	kernels = []kernel{plain}
-	fastest = plain
-)
+var kernels = []kernel{plain}

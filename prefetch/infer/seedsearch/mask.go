@@ -11,10 +11,8 @@ type mask [blockSize / 64]uint64
 // fill puts the first n seeds into the set.
 func (m *mask) fill(n uint64) {
 	for w := range m {
-		m[w] = ^uint64(0)
-		if from := uint64(w) * 64; n < from+64 {
-			m[w] = 1<<(max(n, from)-from) - 1
-		}
+		from := uint64(w) * 64
+		m[w] = 1<<(max(n, from)-from) - 1 // a shift by 64 or more leaves 0, so all are in it
 	}
 }
 
