@@ -407,13 +407,11 @@ func (x *Executor) Lost(data any, file int) {
 // Freed says that memory came free.
 func (x *Executor) Freed() {
 	for _, w := range x.walks {
-		switch w.state {
-		case Starved:
+		if w.state == Starved {
 			w.state = Retrying
-		case Yielding:
-			w.state = Walking
 		}
 	}
+	x.release(nil)
 }
 
 // Hungry reports whether Freed would change anything.
@@ -709,19 +707,18 @@ func (x *Executor) Done(a Action, out Outcome, bytes int64) {
 		}
 		return
 	}
-	switch out {
-	case Started:
-		w.Gate.flying++
-		w.Gate.fair.Serve(&w.flow, bytes)
-		w.fetched = true
-		if w.urgent {
-			w.rushed++
-		}
-		w.resume()
-	case Present:
-		w.resume()
-	case Refused:
+	if out == Refused {
 		x.refused(w)
+		return
+	}
+	if w.resume(); out == Present {
+		return
+	}
+	w.Gate.flying++
+	w.Gate.fair.Serve(&w.flow, bytes)
+	w.fetched = true
+	if w.urgent {
+		w.rushed++
 	}
 }
 
@@ -811,7 +808,7 @@ func (x *Executor) stop(w *Walk, s State) {
 	}
 }
 
-// release resumes the walks that left memory to w.
+// release resumes the walks that left memory to others, but w.
 func (x *Executor) release(w *Walk) {
 	for _, v := range x.walks {
 		if v != w && v.state == Yielding {

@@ -358,10 +358,6 @@ func (l *look) tryShuffle(s *scratch, source Source, found func(Finding)) {
 // (order.ManualSeed).
 const loaderStep = 4
 
-// private is the source of a DataLoader with a generator seeded by the user: the base seed is drawn from it first,
-// and after each epoch a further permutation.
-func private(seed uint32, n int) Source { return Source{Private, seed, 2, 2 * n} }
-
 // addUsual appends the steps of a Usual search, the most probable first.
 func (s *Search) addUsual(l *look) {
 	n := l.subset.Len
@@ -376,7 +372,8 @@ func (s *Search) addUsual(l *look) {
 				l.trySeed(mem, seed, Source{Kind: Successive, Seed: seed}, found)
 				d := mem.draws[:headLen+2]
 				words(seed, d)
-				l.try(mem, d[2:], private(seed, n), found)
+				// A generator of the user's gives the base seed first, and after each epoch a further permutation.
+				l.try(mem, d[2:], Source{Private, seed, 2, 2 * n}, found)
 			}
 		})
 	}

@@ -64,10 +64,8 @@ func moveText(m prefetch.Move, epoch int) string {
 		return fmt.Sprintf("began epoch %d again%s", epoch, early)
 	case prefetch.PrevEpoch:
 		return fmt.Sprintf("went back to epoch %d%s", epoch, early)
-	case prefetch.Found:
-		return fmt.Sprintf("found the reader in epoch %d, position %s, by what it opens", epoch, count(m.To))
 	}
-	return m.Event.String()
+	return fmt.Sprintf("found the reader in epoch %d, position %s, by what it opens", epoch, count(m.To))
 }
 
 // events counts the tracker's events. The runner's lock is held.
