@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import atexit
 import bisect
 import builtins
 import contextlib
@@ -41,6 +42,7 @@ _NOWHERE = ("hint: no path lies below a Shoal mount; mount the dataset (`shoal m
 SHORT = 200_000  # samples: orders that take a fraction of a second, which a trainer waits for
 given = False  # whether this process gives hints by hand; then _run gives none
 _late: Dict[Tuple[int, str], _Apart] = {}  # by process and name of the plan: the copies that were not waited for
+atexit.register(_late.clear)  # while Python can still end them
 
 
 def hint(sampler: Optional[Iterable[Any]] = None, paths: Any = None,

@@ -8,6 +8,8 @@ import random
 import re
 import select
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import unittest
@@ -795,6 +797,13 @@ class Plan(unittest.TestCase):
             ends = os.pidfd_open(int(inner))
             _hint._late.pop((os.getpid(), "default")).end()  # as when the trainer ends
             select.select([ends], [], [])
+
+    def test_an_end_before_a_long_order_is_written(self):
+        script = ("import sys, shoal._hint as h\nh.SHORT, h._in_line = 0, lambda _: True\n"  # it lives longer by that
+                  "h.hint([0] * 9, ['a'], sys.argv[1])\nprint(len(h._late))")
+        done = subprocess.run([sys.executable, "-B", "-c", script, self.mount], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(shoal.__file__))})
+        self.assertEqual((done.stdout, done.stderr), ("1\n", ""))
 
     def test_a_timeout_while_a_plan_is_written(self):
         """What the trainer's own handler of a signal raises reaches the trainer as it is."""
