@@ -510,6 +510,48 @@ func TestCodedWhileAVerifyBegins(t *testing.T) {
 	}
 }
 
+// wrongReader gives other bytes than the store has.
+type wrongReader struct{ objstore.Reader }
+
+func (r wrongReader) ReadAt(ctx context.Context, o objstore.Object, p []byte, off int64) error {
+	defer wrong(p)
+	return r.Reader.ReadAt(ctx, o, p, off)
+}
+
+func wrong(p []byte) {
+	for i := range p {
+		p[i] ^= 1
+	}
+}
+
+// What a Verify drops does not come back after a restart, neither as it was before it was kept in its other form, nor
+// in a form that was made of it before.
+func TestVerifyDropsAllForms(t *testing.T) {
+	f := newCoded(t, 100, 60<<10)
+	f.gate.Reader = wrongReader{f.mem}
+	for _, b := range f.want {
+		wrong(b)
+	}
+	f.fill()
+	f.recode()
+	f.codec.plain.Store(true)
+	for f.v.Stats().Coded > 40 {
+		f.fill()
+	}
+	f.gate.Reader = f.mem
+	late := f.v.key(0, 0).record(0)
+	if r, err := f.v.Verify(t.Context(), nil); err != nil || r.Dropped != 100 {
+		t.Fatal(r.Dropped, err)
+	}
+	must(t, late.d.writer.do(t.Context(), func() {
+		late.replaced(late.d.append(late.describe(len(f.want[0])), f.want[0], nil), isPlain)
+	}))
+	f.reopen()
+	if kept, _ := f.v.Kept(); kept != 0 {
+		t.Errorf("%d are back", kept)
+	}
+}
+
 // What comes coded from a peer is kept so, also over a restart, and read by all.
 func TestCodedFromPeer(t *testing.T) {
 	f := newCoded(t, 20, 60<<10)

@@ -214,12 +214,11 @@ func (d *disk) place(k extentKey, loc segment.Loc, coded int) {
 
 // append appends a record, if the disk is in use, or has full do it if the store is full; nil: nobody does. It returns
 // 0 if it did not. Only the writer calls it.
-func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.Loc, error)) segment.Loc {
+func (d *disk) append(rec segment.Record, payload []byte, full func() (segment.Loc, error)) (loc segment.Loc) {
 	if d.noWrites.Load() {
 		return 0
 	}
 	err := d.checkSpace(int64(len(payload)))
-	var loc segment.Loc
 	if err == nil {
 		loc, err = d.store.Append(rec, payload)
 	}
@@ -273,7 +272,7 @@ func (d *disk) freeUp(extra bool, n int64) bool {
 	if extra {
 		return false
 	}
-	if d.garbage.Swap(false) && d.rewriteWasteful() {
+	if d.garbage.Swap(false) && d.rewriteWasteful(wasteful) {
 		return true
 	}
 	freed, err := d.evict(n)
@@ -281,15 +280,16 @@ func (d *disk) freeUp(extra bool, n int64) bool {
 	return freed > 0 || d.ask(n)
 }
 
-// rewriteWasteful rewrites the segment with most garbage without it, if that is much, and reports whether it did.
-func (d *disk) rewriteWasteful() bool {
+// rewriteWasteful rewrites the segment with most garbage without it, if that is such a share, and reports whether it
+// did. The one in use is left, unless any garbage is to go.
+func (d *disk) rewriteWasteful(share float64) bool {
 	var worst segment.SegmentInfo
 	for _, s := range d.store.Segments() {
-		if !s.Active && s.Garbage > worst.Garbage {
+		if (!s.Active || share == 0) && s.Garbage > worst.Garbage {
 			worst = s
 		}
 	}
-	if worst.Bytes == 0 || float64(worst.Garbage) < wasteful*float64(worst.Bytes) || !d.purge(worst.ID) {
+	if worst.Bytes == 0 || float64(worst.Garbage) < share*float64(worst.Bytes) || !d.purge(worst.ID) {
 		return false
 	}
 	d.garbage.Store(true) // there may be more

@@ -31,8 +31,7 @@ func (c *Cache) over(n int64) int64 {
 // shrink gives back what exceeds the quota and the budget of all datasets. For the budget the sequence is: this
 // dataset's data outside its kept set, datasets that are not open, this dataset's kept set.
 func (d *disk) shrink() error {
-	var segments int
-	var bytes int64
+	segments, bytes := 0, int64(0)
 	give := func(need int64) error {
 		if need <= 0 {
 			return nil

@@ -227,7 +227,7 @@ func TestWastefulWithoutRoom(t *testing.T) {
 	for _, room := range []int64{150 << 10, 1 << 30} {
 		err := d.writer.do(t.Context(), func() {
 			c.statfs = func(string) (free, size int64, err error) { return 2<<20 + room, 0, nil }
-			if d.rewriteWasteful() != (room == 1<<30) {
+			if d.rewriteWasteful(wasteful) != (room == 1<<30) {
 				t.Errorf("with room for %d", room)
 			}
 		})

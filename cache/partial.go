@@ -206,20 +206,18 @@ func (d *disk) keepGranule(k extentKey, buf *buffer) bool {
 // takeSlot returns a slot; zero if there is no room.
 func (d *disk) takeSlot() (at slot) {
 	s := &d.writer.slots
-	if s.file == nil {
-		if err := s.open(d); errors.Is(err, errors.ErrUnsupported) {
+	err := d.checkSpace(slotSize)
+	if err == nil && s.file == nil {
+		if err = s.open(d); errors.Is(err, errors.ErrUnsupported) {
 			s.off.Store(true)
 			d.c.log.Warn(
 				"what plans of ranges read is fetched again with its extents: the disk cannot keep parts of them",
 				"dir", d.dir, "cause", err,
 				"remedy", "put the cache on a file system that can punch holes: ext4, XFS, Btrfs, tmpfs")
 			return at
-		} else if err != nil {
-			d.heed("write", err)
-			return at
 		}
 	}
-	if err := d.checkSpace(slotSize); err != nil {
+	if err != nil {
 		d.heed("write", err)
 		return at
 	}

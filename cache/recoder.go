@@ -226,8 +226,9 @@ func (k keptRecord) replaced(to segment.Loc, coded int) (used bool) {
 	killpoint.Pass("cache.recode.appended")
 	used = k.moved(from, to, coded)
 	killpoint.Pass("cache.recode.moved")
-	if !used { // it was lost, or copied elsewhere, meanwhile
+	if !used { // it was lost, perhaps to a Verify, or copied elsewhere, meanwhile
 		from = to
+		_ = d.store.Void(to) // so that it does not come back; if that fails, it is freed
 	}
 	d.free(from)
 	return used

@@ -28,7 +28,8 @@ func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Ve
 	v.verify++
 	v.mu.Unlock()
 	v.c.ring.drop(func(k extentKey) bool { return k.v == v && k.isGranule() })
-	if d := v.ds.disk.Load(); d != nil { // granules are not compared
+	d := v.ds.disk.Load()
+	if d != nil { // granules are not compared
 		if err := d.writer.do(ctx, func() { d.emptySlots(v, nil) }); err != nil {
 			return Verified{}, err
 		}
@@ -47,7 +48,12 @@ func (v *Volume) Verify(ctx context.Context, progress func(done, total int)) (Ve
 			}
 		}
 	}
-	return r.Verified, nil
+	// What was dropped may be in garbage in its other form, and after a restart nothing would tell that it is garbage.
+	var err error
+	for more := d != nil && v.codec != nil && r.Dropped > 0; err == nil && more; {
+		err = d.writer.do(ctx, func() { more = d.rewriteWasteful(0) })
+	}
+	return r.Verified, err
 }
 
 // verification is a Verify under way.

@@ -112,11 +112,9 @@ func (v *Volume) Inherit(old *Volume) {
 		v.ds.moving.Lock()
 		for x := range old.Extents(of) {
 			e := old.extent(of, x)
-			switch loc, n := old.at(e); {
-			case loc == 0:
-			case same && v.move(v.extent(node.Index, x), 0, loc, n):
-			case old.unplace(e, loc): // also if v has a record of its own by now
-				d.free(loc)
+			loc, n := old.at(e)
+			if loc != 0 && !(same && v.move(v.extent(node.Index, x), 0, loc, n)) && old.unplace(e, loc) {
+				d.free(loc) // also if v has a record of its own by now
 			}
 		}
 		v.ds.moving.Unlock()

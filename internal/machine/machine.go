@@ -114,11 +114,8 @@ func Cgroups(root, controller string) (dirs []string) {
 
 // number reads a file with one number; ok is false for "max", and for a missing file.
 func number(file string) (n int64, ok bool) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return 0, false
-	}
-	n, err = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+	b, _ := os.ReadFile(file)
+	n, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
 	return n, err == nil && n >= 0
 }
 
