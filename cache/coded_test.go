@@ -249,6 +249,22 @@ func TestKeepRestored(t *testing.T) {
 	}
 }
 
+// A disk without free space keeps what is restored as it was, and stays in use.
+func TestKeepRestoredDiskFull(t *testing.T) {
+	f := newCoded(t, 10, 60<<10)
+	f.fill()
+	f.recode()
+	f.codec.plain.Store(true)
+	must(t, f.v.ds.disk.Load().writer.do(t.Context(), func() {
+		f.c.statfs = func(string) (free, size int64, err error) { return 1 << 20, 1 << 30, nil }
+	}))
+	f.fill()
+	must(t, f.v.Flush(t.Context()))
+	if s := f.v.Stats(); s.DiskDown || s.DiskErrors > 0 || s.Coded != 8 || s.Restored == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // A reader in pieces, and readers of the same file, share one restore.
 func TestRestoreOnce(t *testing.T) {
 	f := newCoded(t, 4, 200<<10)

@@ -207,7 +207,9 @@ func (r *restorer) keepPlain(file *buffer) {
 	}
 	file.refs.Add(1)
 	r.d.writer.start(func() {
-		r.replaced(r.d.appendInRoom(r.extentKey, file.data), isPlain)
+		if r.d.checkSpace(int64(len(file.data))) == nil { // otherwise writing would end, for what need not be written
+			r.replaced(r.d.appendInRoom(r.extentKey, file.data), isPlain)
+		}
 		file.Release()
 		r.d.plain.Store(false)
 	})

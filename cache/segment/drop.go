@@ -140,8 +140,7 @@ func (s *Store) Condense(id uint32, spare int64, first func(Record, Loc) bool, m
 			cmp.Compare(a.rec.Offset, b.rec.Offset))
 	})
 	spare -= segHeaderLen // of the segment that the copies may start
-	var payload []byte
-	var copied int64
+	payload, copied := []byte(nil), int64(0)
 	for _, r := range records {
 		size := r.loc.Bytes(r.rec.Length)
 		if size > spare {
