@@ -218,11 +218,11 @@ func (fl *flight) land(v *Volume, err error) {
 		p.account.add(-p.size())
 		delete(v.flights, p.key.piece)
 	}
-	close(fl.done)
-	v.mu.Unlock()
-	if err == nil {
+	if err == nil && !v.retired && fl.verify == v.verify {
 		fl.from.keepPlain(fl.parts[0].buf)
 	}
+	close(fl.done)
+	v.mu.Unlock()
 	for i := range fl.parts {
 		fl.parts[i].buf.Release()
 	}
