@@ -46,7 +46,7 @@
 //   - Never read the mount in the process that serves it: one blocked page fault stops the Go
 //     scheduler, and with it the answer. The tests serve from a subprocess.
 //   - Never notify from inside a handler of the directory concerned: the kernel takes its lock.
-//     [Server.Invalidate] is called from handlers of .shoal alone.
+//     Of all handlers only those of .shoal call [Server.Invalidate].
 //   - FLUSH must not be answered with ENOSYS, not even for data: the kernel would stop sending it
 //     for plans too.
 //   - A descriptor for the kernel comes from an os.File that is held until the call returns: one that
