@@ -681,7 +681,7 @@ def _same(a: _State, b: _State) -> bool:
 
 _PATIENCE = 600  # seconds that a prediction may take
 _STILL = 20  # seconds that it may use no processor: what it waits for never comes, since it has no other threads
-_PDEATHSIG, _DUMPABLE, _PROT_READ = 1, 4, 1
+_PDEATHSIG, _PROT_READ = 1, 1
 _HARMLESS = {"os.listdir", "os.scandir", "os.walk", "os.putenv", "os.unsetenv", "os.chdir", "os.fwalk", "os.getxattr",
              "os.listxattr"}
 _OUTSIDE = ("os.", "shutil.", "socket.", "subprocess.", "tempfile.", "sqlite3.", "urllib.", "fcntl.", "signal.", "pty.",
@@ -798,8 +798,9 @@ class _Apart:
             score.write("1000")  # where memory runs out, the copy ends, which looks as large as the trainer
         # of files' sizes: what C code writes fails with EFBIG
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        with contextlib.suppress(ValueError):  # no core, as large as the trainer; with 1 no program takes one, either
+            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
         libc = ctypes.CDLL(None)
-        libc.prctl(_DUMPABLE, 0)  # and leaves no core, as large as the trainer, whatever takes cores on this machine
         if self._by_main:  # it is a thread's end that sends the signal
             libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() != self._parent:  # it ended before the line above
