@@ -364,7 +364,7 @@ class Feed:
             delay = min(2 * delay, _RECONNECT_MOST)
             try:
                 link = self._link = self._open(self._at if isinstance(self._at, int) else _parsed(self._at))
-            except OSError as e:  # of a certificate that is being replaced
+            except (FileNotFoundError, PermissionError) as e:  # of a certificate that is being replaced
                 error = FeedError(f"feed {self._address.addr}: {e}", "UNAVAILABLE")
                 continue
             except FeedError as e:
