@@ -687,12 +687,12 @@ func TestUnmountOfOnePlace(t *testing.T) {
 	if err := unix.Mount(c.dir, bound, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
-	for _, next := range []string{bound, ""} {
+	for _, left := range []bool{true, false} { // then another mount may get the device's number
 		if err := Unmount(Place(m.Device), false); err != nil {
 			t.Fatal(err)
 		}
-		if at := Place(m.Device); at != next {
-			t.Errorf("the mount is at %q, not at %q", at, next)
+		if at := Place(m.Device); (at == bound) != left || at == c.dir {
+			t.Errorf("the mount is at %q", at)
 		}
 	}
 	c.finish()

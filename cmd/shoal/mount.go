@@ -259,9 +259,9 @@ ends after the daemon's (docs/kubernetes.md).`,
 			if of.Then = ""; hangs {
 				return fmt.Errorf("%s is detached, but %w", mountpoint, of)
 			}
-			if at := fusefs.Place(device); at != "" && pid != 0 {
+			if at := fusefs.Place(device); at != "" && pid > 0 && asMount(&machine.Mount{Device: device}).PID() == pid {
 				return fmt.Errorf("%s is unmounted, but its daemon goes on: the mount is at %s, too (shoal umount %s)",
-					mountpoint, at, at)
+					mountpoint, at, human.Shell(at)) // else another mount got the device's number meanwhile
 			}
 			if pid != 0 && stats.Users > 1 { // the daemon still has other mounts
 				return waitUsers(c.Context(), stats.CacheDir, stats.Users, wait)
@@ -270,7 +270,7 @@ ends after the daemon's (docs/kubernetes.md).`,
 				if who := fusefs.Copies(device); device != "" && who != "" {
 					return fmt.Errorf("%s is unmounted, but its daemon (pid %d) goes on: other mount namespaces have "+
 						"copies of the mount, those of %s "+
-						"(end them, or: nsenter -m -t PID umount -l %s)", mountpoint, pid, who, mountpoint)
+						"(end them, or: nsenter -m -t PID umount -l %s)", mountpoint, pid, who, human.Shell(mountpoint))
 				}
 				return fmt.Errorf("%s is unmounted, but its daemon (pid %d) has not ended within %s; see its log",
 					mountpoint, pid, wait)

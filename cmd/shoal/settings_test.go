@@ -132,6 +132,11 @@ func TestPrecedenceInTheBinary(t *testing.T) {
 	env := []string{"SHOAL_CONFIG=recode.yaml", "XDG_CACHE_HOME=" + s.path("cache")}
 	s.must(env, "pack", "file://"+s.path("src"), "file://"+s.path("packed"))
 	s.must(append(env, "SHOAL_RECODE=off"), "config")
+	// Nor does it switch off what pack takes in its place.
+	s.write("recode.yaml", "pack:\n  decode: true\n")
+	if out := s.must(append(env, "SHOAL_RECODE=auto"), "config", "pack"); !regexp.MustCompile(`decode +true`).MatchString(out) {
+		t.Errorf("decode in the file, and recode of daemons in the environment: %s", out)
+	}
 	// The flag may stand before the verb, as other tools take it.
 	if out := s.must(nil, "--config", file, "order", "sequential"); strings.Count(out, "\n") != 5 {
 		t.Errorf("--config before the verb: %q", out)

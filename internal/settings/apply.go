@@ -54,9 +54,9 @@ func (s *Schema) Apply(c *cobra.Command, environ []string, file *File) error {
 	}
 	for _, pair := range s.Rivals {
 		for i, name := range pair {
-			f, other := c.Flags().Lookup(name), c.Flags().Lookup(pair[1-i])
+			f, other := c.Flags().Lookup(name), c.Flags().Lookup(pair[1-i]) // empty or no, it excludes nothing
 			if f != nil && other != nil && f.Changed && OriginOf(f).Kind < OriginOf(other).Kind &&
-				!slices.Contains([]string{"", "false"}, other.Value.String()) { // which excludes nothing
+				(other.Value.Type() != "bool" && other.Value.String() != "" || other.Value.String() == "true") {
 				f.Changed, f.Annotations = false, nil
 				errs = append(errs, f.Value.Set(f.DefValue))
 			}

@@ -345,12 +345,21 @@ func TestCSIListensLater(t *testing.T) {
 	if err := os.RemoveAll(registry); err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(2*time.Second, func() {
-		if err := os.Mkdir(registry, 0o755); err != nil {
-			t.Error(err)
+	made := make(chan error, 1)
+	go func() {
+		for {
+			// The socket is the old driver's, and then the new one's until it fails for want of the registry.
+			if _, err := os.Lstat(filepath.Join(n.kubelet, "plugins/csi.shoalfs.dev/csi.sock")); err != nil {
+				made <- os.Mkdir(registry, 0o755)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
 		}
-	})
+	}()
 	n.start()
+	if err := <-made; err != nil {
+		t.Error(err)
+	}
 	readAll(t, mnt, dir, paths)
 	n.unpublish("a")
 	n.nothingLeft()

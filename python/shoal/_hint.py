@@ -796,10 +796,9 @@ class _Apart:
         signal.alarm(_PATIENCE)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
             score.write("1000")  # where memory runs out, the copy ends, which looks as large as the trainer
-        # of files' sizes: what C code writes fails with EFBIG
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-        with contextlib.suppress(ValueError):  # no core, as large as the trainer; with 1 no program takes one, either
-            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        # of files' sizes: what C code writes fails with EFBIG; of cores, as large as the trainer: at 1 none is taken
+        for limit, soft in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 1)):
+            resource.setrlimit(limit, (int(soft and resource.getrlimit(limit)[1] != 0), resource.getrlimit(limit)[1]))
         libc = ctypes.CDLL(None)
         if self._by_main:  # it is a thread's end that sends the signal
             libc.prctl(_PDEATHSIG, int(signal.SIGKILL))
