@@ -59,6 +59,7 @@ type recoding struct {
 	decoded  atomic.Int64 // bytes that feeds decoded, lately
 	triedAt  int          // kept files when training failed
 	rounds   int          // looks for tables
+	plain    atomic.Bool  // restored files are to be kept so
 	underWay atomic.Bool
 }
 
@@ -116,22 +117,21 @@ func (d *Dataset) CountRead(n int, decoded bool) {
 	}
 }
 
-// forget has the counts of bytes read tell of about two epochs.
-func (r *recoding) forget(epoch int64) {
+// judge looks at what was read lately, which is some epochs of so many bytes.
+func (r *recoding) judge(epoch int64) {
 	files, decoded := r.asFiles.Load(), r.decoded.Load()
-	for ; files+decoded > 2*max(epoch, 1); files, decoded = files/2, decoded/2 {
+	for ; files+decoded > 4*max(epoch, 1); files, decoded = files/2, decoded/2 {
 		r.asFiles.Add(files/2 - files)
 		r.decoded.Add(decoded/2 - decoded)
 	}
+	r.plain.Store(files > decoded+epoch && *cmp.Or(r.mode.Load(), new(string)) != "on") // not for one cp -r
 }
 
 // restoreCosts is what restoring a file costs, in what decoding its recoded form saves (lab/bench/results/recode.md).
 const restoreCosts = 3
 
 // KeepRestored implements cache.Codec. Between its bound and that of recodes all stays as it is.
-func (r *recoding) KeepRestored() bool {
-	return r.decoded.Load() < r.asFiles.Load() && *cmp.Or(r.mode.Load(), new(string)) != "on"
-}
+func (r *recoding) KeepRestored() bool { return r.plain.Load() }
 
 // recodes reports whether kept files are to be recoded now.
 func (e *Engine) recodes() bool {
@@ -157,7 +157,7 @@ func (e *Engine) recodeLoop(ctx context.Context) {
 	var recoder *cache.Recoder
 	var of *view
 	for range pause.Every(ctx, recodeEvery) {
-		e.recoding.forget(e.Manifest().Bytes())
+		e.recoding.judge(e.Manifest().Bytes())
 		for ctx.Err() == nil && e.recodes() {
 			if v := e.cur.Load(); v != of {
 				of, recoder = v, cache.NewRecoder(v.volume, pace.threads, rest)

@@ -9,7 +9,9 @@ func TestRecodes(t *testing.T) {
 		files, decoded int64
 		want, plain    bool
 	}{
-		{"auto", 0, 0, false, false}, {"auto", 10, 0, false, true}, {"auto", 10, 9, false, true},
+		{"auto", 0, 0, false, false}, {"auto", 10, 0, false, true},
+		{"auto", 5, 0, false, false}, {"auto", 10, 9, false, false},
+		{"auto", 10, 4, false, true},
 		{"auto", 10, 10, false, false}, {"auto", 10, 29, false, false}, {"auto", 10, 30, true, false},
 		{"auto", 0, 1, true, false}, {"on", 10, 0, true, false}, {"off", 0, 10, false, false},
 		{"off", 10, 0, false, true}, {"", 0, 10, false, false},
@@ -25,12 +27,11 @@ func TestRecodes(t *testing.T) {
 		if got := e.recodes(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
+		e.recoding.judge(5)
 		if got := e.recoding.KeepRestored(); got != c.plain {
 			t.Errorf("%+v: keeps what is restored: %v", c, got)
 		}
-		e.recoding.forget((c.files + c.decoded) / 8)
-		if sum := e.recoding.asFiles.Load() + e.recoding.decoded.Load(); sum > 2*max(1, (c.files+c.decoded)/8) ||
-			sum < min(1, c.files+c.decoded) {
+		if sum := e.recoding.asFiles.Load() + e.recoding.decoded.Load(); sum > 20 || sum < min(10, c.files+c.decoded) {
 			t.Errorf("%+v: %d remembered", c, sum)
 		}
 	}
