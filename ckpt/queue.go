@@ -350,7 +350,7 @@ func (q *Queue) withdraw() {
 				q.take(f)
 			}
 		}
-		maps.DeleteFunc(q.unsealed, func(last string, _ int64) bool { return under(last, dir) })
+		maps.DeleteFunc(q.unsealed, func(last string, _ int64) bool { return path.Dir(last) == dir })
 	}
 }
 

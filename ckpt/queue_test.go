@@ -373,7 +373,8 @@ func TestPartSize(t *testing.T) {
 }
 
 func TestQueueModel(t *testing.T) {
-	paths := []string{"a", "b", "last", "d/a", "d/b", "d/last", "d/e/a", "d/e/last", "f/a", "f/last"}
+	paths := []string{"a", "b", "last", "d/a", "d/b", "d/last", "d/e/a", "d/e/last", "d/z/a", "d/z/last", "f/a",
+		"f/last"}
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel(rapid.Bool().Draw(t, "remove"))
 		anyPath := rapid.SampledFrom(paths)
@@ -415,7 +416,7 @@ func TestQueueModel(t *testing.T) {
 				m.left()
 			},
 			"remove": func(t *rapid.T) {
-				at := rapid.SampledFrom([]string{"a", "last", "d/a", "d/last", "d/", "d/e/", "f/"}).Draw(t, "at")
+				at := rapid.SampledFrom([]string{"a", "last", "d/a", "d/last", "d/", "d/e/", "d/z/", "f/"}).Draw(t, "at")
 				for _, p := range paths {
 					if m.here[p] != 0 && strings.HasPrefix(p, at) {
 						m.state(p, folder.Gone)

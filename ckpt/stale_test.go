@@ -254,18 +254,19 @@ func TestWithdrawnOrder(t *testing.T) {
 // checkpoints stay, also those that only an earlier latest beside them completes (DeepSpeed), and the others go.
 func TestCompleteStays(t *testing.T) {
 	q := NewQueue(isLast, false)
-	for i, p := range []string{"run/1/a", "run/1/b/c", "run/2/a", "run/old/a", "run/old/b/c", "run/a", "run/last",
-		"run/1/last", "run/2/last", "run/new/a"} {
+	for i, p := range []string{"run/1/a", "run/1/b/c", "run/2/a", "run/old/a", "run/old/b/c", "run/z/a", "run/last",
+		"run/1/last", "run/2/last", "run/new/a", "run/a"} {
 		q.publish(q.file(p), Published{Print: folder.Print{Ino: 1, Ctime: int64(i)}, ETag: "e"})
 	}
-	q.unsealed["run/2/last"], q.unsealed["run/last"] = 0, 6
+	q.unsealed["run/2/last"], q.unsealed["run/last"], q.unsealed["run/z/last"] = 0, 6, 0
 	q.HearAll(nil, time.Time{})
 	var removed []string
 	for c, ok := q.Next(); ok; c, ok = q.Next() {
 		removed = append(removed, c.Path)
 		q.Made(c, Published{})
 	}
-	if want := []string{"run/2/last", "run/2/a", "run/last", "run/a", "run/new/a"}; !slices.Equal(removed, want) {
+	want := []string{"run/2/last", "run/2/a", "run/last", "run/a", "run/new/a", "run/z/a"}
+	if !slices.Equal(removed, want) {
 		t.Errorf("removed: %v", removed)
 	}
 }
