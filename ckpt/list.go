@@ -69,20 +69,20 @@ func List(ctx context.Context, store objstore.Reader, prefix string, isLast func
 		r.Complete = r.sealed || len(tops) == 0 && !latest.IsZero() && !r.Time.After(latest)
 		all = append(all, r)
 	}
-	slices.SortFunc(all, func(a, b Remote) int {
-		return cmp.Or(a.Time.Compare(b.Time), numbered(a.Path, b.Path))
-	})
+	slices.SortFunc(all, func(a, b Remote) int { return numbered(a.Time.Compare(b.Time), a.Path, b.Path) })
 	return all, nil
 }
 
-func older(a, b Checkpoint) int {
-	return cmp.Or(cmp.Compare(a.saved, b.saved), numbered(a.Path, b.Path))
-}
+func older(a, b Checkpoint) int { return numbered(cmp.Compare(a.saved, b.saved), a.Path, b.Path) }
 
 var number = regexp.MustCompile(`[0-9]+`)
 
-// numbered compares paths by the numbers in them, step-9 before step-10: a bucket's times are often whole seconds.
-func numbered(a, b string) int {
+// numbered compares paths of the same time by the numbers in them, step-9 before step-10: a bucket's times are often
+// whole seconds.
+func numbered(times int, a, b string) int {
+	if times != 0 {
+		return times
+	}
 	wide := func(n string) string { return fmt.Sprintf("%20s", n) }
 	return strings.Compare(number.ReplaceAllStringFunc(a, wide), number.ReplaceAllStringFunc(b, wide))
 }
