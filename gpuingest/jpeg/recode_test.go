@@ -94,7 +94,8 @@ func TestRecodedLoopsAgree(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	for name, f := range files {
+	for _, name := range slices.Sorted(maps.Keys(files)) { // the same damage each time: some makes one kind of another
+		f := files[name]
 		rec, err := tab.recode(nil, f)
 		if err != nil {
 			t.Fatal(name, err)
