@@ -77,14 +77,12 @@ func older(a, b Checkpoint) int { return numbered(cmp.Compare(a.saved, b.saved),
 
 var number = regexp.MustCompile(`[0-9]+`)
 
-// numbered compares paths of the same time by the numbers in them, step-9 before step-10: a bucket's times are often
-// whole seconds.
+// numbered compares paths of one time by the numbers in them, step-9 before step-10: buckets often have whole seconds.
 func numbered(times int, a, b string) int {
-	if times != 0 {
-		return times
+	if wide := func(n string) string { return fmt.Sprintf("%20s", n) }; times == 0 {
+		times = strings.Compare(number.ReplaceAllStringFunc(a, wide), number.ReplaceAllStringFunc(b, wide))
 	}
-	wide := func(n string) string { return fmt.Sprintf("%20s", n) }
-	return strings.Compare(number.ReplaceAllStringFunc(a, wide), number.ReplaceAllStringFunc(b, wide))
+	return times
 }
 
 // Latest returns the newest complete folder, or file if no folder is complete. If no last name is there at all, it is
