@@ -591,11 +591,13 @@ func (q *Queue) Made(c Change, there Published) {
 		q.tidy(f)
 		return
 	}
-	if f.owed = 0; f.state == whole && f.turn != 0 { // closed again meanwhile
+	if f.owed = 0; f.turn == 0 {
+		delete(q.unsealed, f.path)
+	} else if f.state == whole { // closed again meanwhile
 		q.owe(f)
 	}
-	if f.turn == 0 {
-		delete(q.unsealed, f.path)
+	if since, waits := q.unsealed[f.path]; waits {
+		q.unsealed[f.path] = max(since, c.Print.Ctime)
 	}
 	q.arrived(f, there)
 }

@@ -250,6 +250,10 @@ func (m *model) answer(made bool) {
 	}
 	if delete(m.owed, c.Path); m.at[c.Path] != 0 {
 		m.owed[c.Path] = m.at[c.Path]
+		if since, waits := m.pending[c.Path]; waits {
+			m.pending[c.Path] = max(since, c.Print.Ctime)
+			m.written[c.Path] = m.pending[c.Path]
+		}
 	} else {
 		delete(m.pending, c.Path)
 		delete(m.written, c.Path)
