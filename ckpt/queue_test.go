@@ -420,7 +420,8 @@ func TestQueueModel(t *testing.T) {
 				m.left()
 			},
 			"remove": func(t *rapid.T) {
-				at := rapid.SampledFrom([]string{"a", "last", "d/a", "d/last", "d/", "d/e/", "d/z/", "f/"}).Draw(t, "at")
+				at := rapid.SampledFrom([]string{"a", "last", "d/a", "d/last", "d/", "d/e/", "d/z/", "f/"}).
+					Draw(t, "at")
 				for _, p := range paths {
 					if m.here[p] != 0 && strings.HasPrefix(p, at) {
 						m.state(p, folder.Gone)
