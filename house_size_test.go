@@ -18,11 +18,11 @@ import (
 
 // bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it,
 // but one whose issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 108_854
+const bound = 108_079
 
 // widest is how many columns a line of code, of a comment or of prose may have, a tab as four, so that nobody saves
 // lines by longer ones (ADR 84). wideLines are the others: tables, and literals without a place to break them.
-const widest, wideLines = 120, 99
+const widest, wideLines = 120, 98
 
 // rooms are listed in the log. A file belongs to the longest that its path begins with.
 var rooms = []string{"cmd/shoal", "cmd/shoal-gpu", "cmd/shoal-lab", "fusefs", "fusefs/fuseio", "cache", "prefetch",
