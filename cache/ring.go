@@ -363,7 +363,7 @@ func (r *ring) written(k extentKey, kept bool) {
 // Granules that were not written when they came are not written later.
 func (r *ring) mark(ds *dataset, dirty bool) (keys []extentKey) {
 	r.each(func(e *entry) {
-		if e.key.v.ds == ds && e.dirty != dirty && !e.kept && !(dirty && e.key.isGranule()) {
+		if e.key.v.ds == ds && e.dirty != dirty && !e.kept && (!dirty || !e.key.isGranule()) {
 			e.dirty = dirty
 			r.file(e)
 			keys = append(keys, e.key)

@@ -113,7 +113,7 @@ func (v *Volume) Inherit(old *Volume) {
 		for x := range old.Extents(of) {
 			e := old.extent(of, x)
 			loc, n := old.at(e)
-			if loc != 0 && !(same && v.move(v.extent(node.Index, x), 0, loc, n)) && old.unplace(e, loc) {
+			if loc != 0 && (!same || !v.move(v.extent(node.Index, x), 0, loc, n)) && old.unplace(e, loc) {
 				d.free(loc) // also if v has a record of its own by now
 			}
 		}

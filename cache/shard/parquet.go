@@ -178,7 +178,7 @@ func (f *parquetFile) together(ctx context.Context, r objstore.Reader, run []int
 	off, _, err := f.place(run[0])
 	last, length, lastErr := f.place(run[len(run)-1])
 	if len(run) == 1 || err != nil || lastErr != nil {
-		return r, nil // decoding tells
+		return r, nil //nolint:nilerr // decoding tells
 	}
 	part := make([]byte, last+length-off)
 	return fetched{r, off, part}, r.ReadAt(ctx, f.o, part, off)
