@@ -109,7 +109,7 @@ type placed struct {
 
 // Write gives each piece a time of its own: an answer may begin long after its request, and go on for long.
 func (c *placed) Write(p []byte) (int, error) {
-	_ = c.SetWriteDeadline(time.Now().Add(pieceTime))
+	_ = c.SetWriteDeadline(time.Now().Add(pauseTime))
 	return c.Conn.Write(p)
 }
 

@@ -36,10 +36,11 @@
 //
 // # Limits
 //
-// Headers have 64 KiB and 10 s, a connection 2 minutes between requests, each piece of a body 30 s. Connections are
-// bounded (conns), each has at most one request at work and a buffer of 128 KiB, or a chunk of 1 MiB. A GET that waits
-// for bytes hears a word each second, of what was withheld, or before that an informational answer: clients of the AWS
-// Common Runtime go away after three, and then fail.
+// Headers have 64 KiB and 10 s, a connection 2 minutes between requests, each piece of a body 30 s. A client may read
+// nothing of its answer for 10 minutes, as a trainer that pauses for an evaluation. Connections are bounded (conns),
+// each has at most one request at work and a buffer of 128 KiB, or a chunk of 1 MiB. A GET that waits for bytes hears a
+// word each second, of what was withheld, or before that an informational answer: clients of the AWS Common Runtime go
+// away after three, and then fail.
 //
 // # Traps
 //

@@ -105,8 +105,9 @@ func (p patient) Write(b []byte) (int, error) {
 	if p.of.left.Err() != nil {
 		return 0, http.ErrAbortHandler
 	}
-	p.stalled.Reset(2 * pieceTime)
+	p.stalled.Stop()
 	n, err := p.w.Write(b)
+	p.stalled.Reset(2 * pieceTime)
 	if len(bytes.TrimSpace(b)) == 0 { // the origin is at work, and has its client wait
 		_ = p.control.Flush()
 	}

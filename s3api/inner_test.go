@@ -2,6 +2,7 @@ package s3api
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -219,6 +220,35 @@ func TestPlacedWrites(t *testing.T) {
 	if _, err := c.Write([]byte("HTTP/1.1 200 OK")); err != nil {
 		t.Error(err)
 	}
+}
+
+// A client may pause, as for an evaluation: neither its answer is cut off, nor is the origin taken for stalled.
+func TestPausedReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		defer a.Close()
+		go func() {
+			for _, pause := range []time.Duration{9 * time.Minute, 11 * time.Minute} {
+				time.Sleep(pause)
+				_, _ = io.ReadFull(a, make([]byte, 5))
+			}
+		}()
+		fired := false
+		stalled := time.AfterFunc(2*pieceTime, func() { fired = true })
+		d := &dataset{}
+		d.left, d.cut = context.WithCancel(t.Context())
+		defer d.cut()
+		p := patient{&placed{Conn: b, conns: &conns{}}, nil, d, stalled}
+		if _, err := p.Write([]byte("bytes")); err != nil || fired {
+			t.Errorf("after 9 minutes: %v, stalled %v", err, fired)
+		}
+		if _, err := p.Write([]byte("bytes")); err == nil {
+			t.Error("11 minutes are no pause")
+		}
+		if time.Sleep(time.Hour); !fired {
+			t.Error("an origin that sends nothing goes unseen")
+		}
+	})
 }
 
 // trickle is a client that sends a few bytes each second, and the connection on which it does.

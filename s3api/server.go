@@ -33,6 +33,7 @@ const (
 	headerTime = 10 * time.Second
 	idleTime   = 2 * time.Minute
 	pieceTime  = 30 * time.Second
+	pauseTime  = 10 * time.Minute
 	mostLent   = 16 // pieces that clients are sent out of the cache's memory; beyond, they are copied
 	restTime   = 5 * time.Second
 	maxRest    = 1 << 30
