@@ -18,7 +18,7 @@ import (
 
 // bound is how many lines of Go and C all rooms may hold together, tests and generated code apart. No commit raises it,
 // but one whose issue gives an allowance: rooms trade, and a new capability pays with what it made unnecessary.
-const bound = 108_079
+const bound = 108_078
 
 // widest is how many columns a line of code, of a comment or of prose may have, a tab as four, so that nobody saves
 // lines by longer ones (ADR 84). wideLines are the others: tables, and literals without a place to break them.

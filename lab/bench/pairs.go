@@ -105,14 +105,6 @@ func (d *server) isRecoded(context.Context) error {
 	return err
 }
 
-// close ends the daemons whose caches stayed.
-func (s *side) close() (err error) {
-	for _, d := range s.warm {
-		err = errors.Join(err, d.Close())
-	}
-	return err
-}
-
 // worse is how much more processor time a file may take.
 const worse = 1.05
 
@@ -130,7 +122,11 @@ func (b *bench) run(ctx context.Context, sides [2]*side, pairs int, only []strin
 		}
 		s.s3 = l.Addr().String()
 		_ = l.Close()
-		defer func() { err = errors.Join(err, s.close()) }()
+		defer func() {
+			for _, d := range s.warm {
+				err = errors.Join(err, d.Close())
+			}
+		}()
 	}
 	d, err := sides[1].keep(ctx, "warm")
 	if err != nil {
