@@ -32,7 +32,7 @@ type Codec interface {
 	Decode(dst, coded []byte) ([]byte, error)
 	// Form names what Decode needs to know for this coded form; zero if it does not know that.
 	Form(coded []byte) [8]byte
-	// KeepRestored reports whether files are to be kept as they came once somebody has had them restored.
+	// KeepRestored reports whether a file that was restored for a reader is to be kept in its original form.
 	KeepRestored() bool
 }
 

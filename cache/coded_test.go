@@ -220,7 +220,7 @@ func TestRecode(t *testing.T) {
 	}
 }
 
-// Recoded files that are read as they came are kept so again, as far as there is room.
+// Recoded files whose originals are read are kept in that form again, as far as there is room.
 func TestKeepRestored(t *testing.T) {
 	for _, full := range []bool{false, true} {
 		f := newCoded(t, 100, 60<<10)

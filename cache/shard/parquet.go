@@ -163,7 +163,7 @@ func (f *parquetFile) members(ctx context.Context, r objstore.Reader, stem strin
 func (f *parquetFile) runs(chunks []int) (runs [][]int) {
 	var end, most int64
 	for _, chunk := range chunks {
-		off, length, err := f.place(chunk) // the error is told when it is decoded
+		off, length, err := f.place(chunk) // decoding reports the error
 		if len(runs) == 0 || err != nil || off < end || off > end+jumpWindow || off+length > most {
 			runs, most = append(runs, nil), off+readWindow
 		}

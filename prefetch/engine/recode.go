@@ -55,8 +55,8 @@ type recoding struct {
 	mu       sync.Mutex
 	tables   [][]byte     // guarded by mu
 	known    sync.Map     // their forms, and those of older ones
-	asFiles  atomic.Int64 // bytes that were read as they came, lately
-	decoded  atomic.Int64 // bytes that feeds decoded, lately
+	asFiles  atomic.Int64 // bytes read lately in their original form
+	decoded  atomic.Int64 // bytes that feeds decoded lately
 	triedAt  int          // kept files when training failed
 	rounds   int          // looks for tables
 	plain    atomic.Bool  // restored files are to be kept so
@@ -127,7 +127,7 @@ func (r *recoding) judge(epoch int64) {
 	r.plain.Store(files > decoded+epoch && *cmp.Or(r.mode.Load(), new(string)) != "on") // not for one cp -r
 }
 
-// restoreCosts is what restoring a file costs, in what decoding its recoded form saves (lab/bench/results/recode.md).
+// restoreCosts is what restoring a file costs, in what decoding its recoded form saves (ADR 50).
 const restoreCosts = 3
 
 // KeepRestored implements cache.Codec. Between its bound and that of recodes all stays as it is.
